@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from framework.cli.search_tables import describe_parameters, format_duration
+from framework.scheduler.queue_options import Priority
 from framework.scheduler.records import INTENDED, JobState, TaskRecord
 from framework.search.records import TrialRecord
 from framework.service.explanation import AgentRow, Explanation, Verdict
@@ -91,6 +92,7 @@ def facts_table(job: JobDetails, metric: str = "", best: TrialRecord | None = No
         "script": job.script,
         "arguments": " ".join((job.request or {}).get("arguments", ())),
         "constraints": ", ".join(job.constraints),
+        "priority": "" if job.priority is Priority.NORMAL else str(job.priority),
         "submitted": _date(job.submitted_s),
         "waiting": "" if job.waiting_s is None else format_duration(job.waiting_s),
         "started": _date(job.started_s),

@@ -10,6 +10,8 @@ import typer
 
 from dike.exceptions import BadInputError
 from framework.cli.mesos_options import warn
+from framework.cli.option_groups import with_options
+from framework.cli.service_options import ServiceAccess, service_access
 from framework.service.options import USERS_VARIABLE
 from solver.cli.output import Format, console, print_json
 
@@ -114,6 +116,32 @@ def list_users(
     table = new_table("Users", "user", "admin", "weight", "token", "limits")
     for user in found:
         table.add_row(user.name, "yes" if user.admin else "", f"{user.weight:g}", _token(user), _limits(user))
+    console().print(table)
+
+
+@app.command()
+@with_options(access=service_access)
+def usage(
+    *,
+    weeks: Annotated[int, typer.Option(help="Number of weeks, this one included.", min=1, max=520)] = 4,
+    access: ServiceAccess,
+    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
+) -> None:
+    """Shows what the jobs of each user have used, by week: hours of GPUs and CPUs, and waiting.
+
+    Asks the service; only administrators see other users.
+    """
+    with access.client() as client:
+        rows = client.usage(weeks)
+    if output_format is Format.JSON:
+        print_json({"usage": [row.model_dump(mode="json") for row in rows]})
+        return
+    from solver.cli.output import new_table
+
+    table = new_table("Usage", "week of", "user", "jobs", "GPU hours", "CPU hours", "hours of waiting")
+    for row in rows:
+        hours = (f"{each:.2f}" for each in (row.gpu_hours, row.cpu_hours, row.waited_hours))
+        table.add_row(row.week.isoformat(), row.user, str(row.jobs), *hours)
     console().print(table)
 
 

@@ -16,7 +16,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from dike._version import __version__
@@ -26,9 +26,11 @@ from framework.scheduler.records import INTENDED, JobKind, JobState
 from framework.search.records import TrialState
 from framework.service import queries
 from framework.service.store import ServiceStore
+from framework.service.usage import totals
 
 WAIT_BUCKETS_S = (0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600)
 _SLOT_STATES = (INTENDED, *(str(state) for state in TaskState if not state.is_terminal()))
+_ALL_WEEKS = 5200
 WORK_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
 
 
@@ -184,18 +186,34 @@ class _UserCollector(Collector):
         self._store = store
 
     def describe(self) -> Iterable[Metric]:
-        return [self._family()]
+        return [self._family(), *self._usage_families()]
 
     def collect(self) -> Iterable[Metric]:
         family = self._family()
+        gpus, cpus, waits = families = self._usage_families()
+        for user, sums in sorted(totals(self._store.usage(weeks=_ALL_WEEKS)).items()):
+            gpus.add_metric([user], sums.gpu_hours * 3600)
+            cpus.add_metric([user], sums.cpu_hours * 3600)
+            waits.add_metric([user], sums.waited_hours * 3600)
         with self._store.database.reading() as connection:
             counts = queries.open_job_counts(connection)
         for user in sorted({user for user, _ in counts}):
             for state in JobState:
                 if not state.has_ended():
                     family.add_metric([user, state], counts.get((user, state), 0))
-        return [family]
+        return [family, *families]
 
     @staticmethod
     def _family() -> GaugeMetricFamily:
         return GaugeMetricFamily("dike_open_jobs", "Jobs that have not ended.", labels=["user", "state"])
+
+    @staticmethod
+    def _usage_families() -> list[CounterMetricFamily]:
+        return [
+            CounterMetricFamily(f"dike_user_{name}_seconds", text, labels=["user"])
+            for name, text in (
+                ("gpu", "Seconds of GPUs that the user's tasks have had."),
+                ("cpu", "Seconds of CPUs that the user's tasks have had."),
+                ("wait", "Time from the submission of the user's jobs to their first task."),
+            )
+        ]

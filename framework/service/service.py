@@ -282,8 +282,7 @@ class Service:
         if state is JobState.RUNNING and job_id not in self._started:
             self._started.add(job_id)
             now_s = time.time()
-            self._store.change_job(job_id, state=state, started_s=now_s)
-            record = self._store.job(job_id)
+            record = self._store.start_job(job_id, now_s)
             if record is not None:
                 self.metrics.job_waited(now_s - record.submitted_s)
         else:

@@ -7,6 +7,7 @@ thread-safe.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import logging
 import threading
@@ -20,10 +21,11 @@ from sqlalchemy.engine import Connection
 from dike.exceptions import BadInputError
 from framework.scheduler.queue_options import Priority
 from framework.scheduler.records import JobKind, JobRecord, JobState, TaskRecord
-from framework.service import queries
+from framework.service import queries, usage
 from framework.service.database import ServiceDatabase
 from framework.service.history import JobHistory
 from framework.service.tables import BUNDLES, EVENTS, JOBS, OUTPUT, PROGRESS, RECEIVED, SERVICES, TASKS
+from framework.service.usage import Usage
 from framework.service.users import OverLimitError, UserLimits, no_limits
 from solver.units import format_bytes
 
@@ -64,8 +66,12 @@ class ServiceStore:
 
     def forget_framework(self) -> None:
         """Records that Mesos has removed the framework and ended all its tasks."""
-        lost = {"state": "lost", "ended_s": time.time(), "message": "the framework was removed by the Mesos master"}
+        now_s = time.time()
+        lost = {"state": "lost", "ended_s": now_s, "message": "the framework was removed by the Mesos master"}
+        live = self.tasks(live_only=True)
         with self.database.transaction() as connection:
+            for task in live:
+                _add_usage(connection, task, now_s)
             connection.execute(update(SERVICES).values(framework_id=None))
             connection.execute(update(TASKS).where(TASKS.c.ended_s.is_(None)).values(lost))
 
@@ -87,6 +93,22 @@ class ServiceStore:
     def change_job(self, job_id: str, **changes: Any) -> None:
         with self.database.transaction() as connection:
             connection.execute(update(JOBS).where(JOBS.c.id == job_id).values(_job_values(changes)))
+
+    def start_job(self, job_id: str, started_s: float) -> JobRecord | None:
+        """Records that a job runs for the first time; returns it, None if it is unknown."""
+        record = self.job(job_id)
+        with self.database.transaction() as connection:
+            values = _job_values({"state": JobState.RUNNING, "started_s": started_s})
+            connection.execute(update(JOBS).where(JOBS.c.id == job_id).values(values))
+            if record is not None:
+                usage.add_start(connection, record.user, record.submitted_s, started_s)
+        return record
+
+    def usage(self, weeks: int, user: str | None = None) -> list[Usage]:
+        """Returns the usage of the last weeks, this one included; see `framework.service.usage.usage`."""
+        since = usage.week_of(time.time()) - datetime.timedelta(weeks=weeks - 1)
+        with self.database.reading() as connection:
+            return usage.usage(connection, json.loads, since, user)
 
     def reopen_job(self, job_id: str, note: str, **changes: Any) -> bool:
         """Queues a job that has ended again, behind all others, with a note among its events.
@@ -222,6 +244,8 @@ class ServiceStore:
 
 def _save_task(connection: Connection, task: TaskRecord) -> None:
     values = {**dataclasses.asdict(task), "resources": json.dumps(task.resources)}
+    if task.ended_s is not None:
+        _add_usage(connection, task, task.ended_s)
     if connection.execute(update(TASKS).where(TASKS.c.task_id == task.task_id).values(values)).rowcount:
         return
     if connection.execute(select(JOBS.c.id).where(JOBS.c.id == task.job_id)).first() is not None:
@@ -229,6 +253,14 @@ def _save_task(connection: Connection, task: TaskRecord) -> None:
     else:
         # Its agent was partitioned for longer than the job was kept.
         logger.info("task %s of job %s, which is forgotten, is %s", task.task_id, task.job_id, task.state)
+
+
+def _add_usage(connection: Connection, task: TaskRecord, ended_s: float) -> None:
+    """Adds a task that ends now to its user's usage; an end that is stored already does not count again."""
+    query = select(JOBS.c.user).join(TASKS, TASKS.c.job_id == JOBS.c.id)
+    user = connection.execute(query.where(TASKS.c.task_id == task.task_id, TASKS.c.ended_s.is_(None))).scalar()
+    if user is not None:
+        usage.add_task(connection, user, task.resources, task.launched_s, ended_s)
 
 
 def _next_number(connection: Connection) -> int:

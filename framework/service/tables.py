@@ -73,6 +73,18 @@ TASKS = Table(
     Index("dike_tasks_by_job", "job_id"),
 )
 
+USAGE = Table(
+    "dike_usage",
+    METADATA,
+    Column("user", String(NAME_LENGTH), primary_key=True),
+    # Its Monday, such as 2027-01-25.
+    Column("week", String(10), primary_key=True),
+    Column("jobs", Integer, nullable=False),
+    Column("gpu_s", Float(53), nullable=False),
+    Column("cpu_s", Float(53), nullable=False),
+    Column("waited_s", Float(53), nullable=False),
+)
+
 EVENTS = Table(
     "dike_events",
     METADATA,

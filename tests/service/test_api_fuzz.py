@@ -76,7 +76,7 @@ def test_every_answer_is_as_the_document_says(
 ) -> None:
     schema = schemathesis.openapi.from_url(f"{stage.url}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
-    assert len(operations) == 25
+    assert len(operations) == 27
     if mode is schemathesis.GenerationMode.NEGATIVE:
         # Without parameters there is nothing to get wrong.
         operations = [one for one in operations if list(one.iter_parameters())]

@@ -25,6 +25,7 @@
 | GET /jobs/{id}/losses?trial=&limit= | LossList; 404 for a training job | all |
 | GET /jobs/{id}/importance | ImportanceView; 404 for a training job | all |
 | GET /cluster | ClusterView | all |
+| GET /usage?weeks= | UsageList: hours of GPUs and CPUs by user and week | all; of others admin |
 
 Without a token: `GET /healthz` (Health, 200 or 503), `GET /metrics` (Prometheus text; by user with a token),
 `GET /sign-in` (SignIn), `GET /` (the page).

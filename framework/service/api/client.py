@@ -17,7 +17,7 @@ from backports import tarfile  # Python's own has filters since 3.11.4; Debian 1
 from dike.exceptions import BadInputError, DikeError
 from framework.scheduler.records import JobState, OutputChunk, TaskRecord
 from framework.service.api.client_http import ServiceHttp, ServiceUnavailableError
-from framework.service.api.cluster_schemas import ClusterView
+from framework.service.api.cluster_schemas import ClusterView, UsageList, UsageView
 from framework.service.api.schemas import (
     EventList,
     EventView,
@@ -79,6 +79,9 @@ class ServiceClient:
             data={"request": request.dumps()},
             files={"bundle": ("bundle.tar.gz", io.BytesIO(bundle), "application/gzip")},
         )
+
+    def usage(self, weeks: int) -> list[UsageView]:
+        return self._http.get("/usage", UsageList, {"weeks": weeks}).usage
 
     def release(self, job_id: str) -> JobView:
         """Lets a held job start."""

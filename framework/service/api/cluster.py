@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from dike._version import __version__
@@ -13,7 +15,7 @@ from framework.scheduler.mesos_access import this_machine
 from framework.scheduler.offer_pool import LastOffer
 from framework.scheduler.records import TaskRecord
 from framework.service.api.backend import MaybeSignedIn, Service, SignedIn
-from framework.service.api.cluster_schemas import AgentView, ClusterView, Health
+from framework.service.api.cluster_schemas import AgentView, ClusterView, Health, UsageList, UsageView
 from framework.service.api.schemas import Me, Problem, SignIn
 
 LOOP_TIMEOUT_S = 60.0
@@ -51,6 +53,13 @@ def get_cluster(service: Service, user: SignedIn) -> ClusterView:
         machine=this_machine() if service.master.is_here and not service.submissions.has_containers else "",
         private=service.master.is_private,
     )
+
+
+@router.get("/usage")
+def get_usage(service: Service, user: SignedIn, weeks: Annotated[int, Query(ge=1, le=520)] = 4) -> UsageList:
+    """What the jobs of each user have used in the last weeks, this one included; of others for administrators only."""
+    rows = service.store.usage(weeks, None if user.admin else user.name)
+    return UsageList(usage=[UsageView.model_validate(row) for row in rows])
 
 
 @open_router.get("/sign-in")

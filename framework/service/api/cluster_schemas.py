@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 from framework.scheduler.records import TaskRecord
 from framework.service.api.schemas import View
 
@@ -53,6 +55,23 @@ class ClusterView(View):
     agents: list[AgentView] | None
     machine: str = ""
     private: bool = False
+
+
+class UsageView(View):
+    """What the jobs of a user have used in a week (`framework.service.usage.Usage`)."""
+
+    user: str
+    week: datetime.date
+    jobs: int
+    gpu_hours: float
+    cpu_hours: float
+    waited_hours: float
+
+
+class UsageList(View):
+    """Usage, the newest week first."""
+
+    usage: list[UsageView]
 
 
 class Health(View):

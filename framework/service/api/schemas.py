@@ -79,12 +79,12 @@ class JobView(View):
     kill_requested: bool
     waiting: str
     failure: str
-    priority: Priority
     live_tasks: int
     progress: ProgressView | None
     trials: dict[TrialState, int] | None
     best: float | None
     yours: bool
+    priority: Priority = Priority.NORMAL
     queue_position: int | None = None
     waiting_s: float | None = None
 

@@ -34,6 +34,7 @@ function Facts({ job }) {
   }
   if (job.started_s !== null) facts.push([job.ended_s === null ? "Running for" : "Ran for", duration(end - job.started_s)]);
   if (!ENDED.includes(job.state)) facts.push(["Live tasks", job.live_tasks]);
+  if (job.priority !== "normal") facts.push(["Priority", job.priority]);
   if (job.constraints.length) facts.push(["Constraints", job.constraints.join(", ")]);
   return html`<${FactList} facts=${facts} />`;
 }
@@ -52,6 +53,12 @@ function Actions({ job }) {
       () => setSaid("Ending …"),
       (error) => setSaid(error.message),
     );
+  const isHeld = job.request?.hold && job.started_s === null && !hasEnded;
+  const release = () =>
+    post(`${path}/release`).then(
+      () => setSaid("Released …"),
+      (error) => setSaid(error.message),
+    );
   const again = () =>
     post(`${path}/again`).then(
       (made) => (location.hash = `#/jobs/${encodeURIComponent(made.id)}`),
@@ -65,6 +72,7 @@ function Actions({ job }) {
     );
   return html`<div class="actions">
     ${!hasEnded && html`<button class="danger" disabled=${job.kill_requested} onClick=${ask}>Kill</button>`}
+    ${isHeld && html`<button onClick=${release}>Release</button>`}
     ${isResumable && html`<button onClick=${resume}>Resume</button>`}
     ${hasEnded && html`<button onClick=${again}>Submit again</button>`}
     <span role="status">${hasEnded ? "" : said || (job.kill_requested ? "Ending …" : "")}</span>
