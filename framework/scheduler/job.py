@@ -165,17 +165,19 @@ class Preemptible(Protocol):
 
 @dataclass(frozen=True)
 class Reclaimable:
-    """Tasks that an elastic job could give up.
+    """Tasks that a job could give up for another.
 
     Attributes:
         task_ids: dispensable tasks, the least useful first.
         max_tasks: maximum number of them at the same time.
         ending: tasks that it is ending already.
+        is_whole: whether it gives up all or none, for a job of a higher priority only, and waits then.
     """
 
     task_ids: tuple[str, ...] = ()
     max_tasks: int = 0
     ending: frozenset[str] = frozenset()
+    is_whole: bool = False
 
 
 @runtime_checkable

@@ -1,4 +1,5 @@
-"""Makes room for the job that has a reservation: if searches vacate too little, elastic jobs shrink.
+"""Makes room for the job that has a reservation: if searches vacate too little, elastic jobs shrink, and then jobs of a
+lower priority that have a checkpoint wait.
 
 Victims are jobs of the same or a lower priority: those of the lowest priority first, and among them those of the users
 furthest above their share. As few jobs as possible, in that order, end only those tasks without which the pending job
@@ -85,6 +86,11 @@ class Preemption:
             for one, job in self._resizable()
             if one is not entry and may_preempt(entry, one, now_s)
         }
+        reclaimables = {
+            job_id: reclaimable
+            for job_id, reclaimable in reclaimables.items()
+            if not reclaimable.is_whole or entry.priority.rank < self._jobs[job_id].priority.rank
+        }
         ending = self._ending(reclaimables.values(), entry)
         before = {} if reservation is None else reservation.victim_tasks
         if not before and not ending and not any(reclaimable.max_tasks for reclaimable in reclaimables.values()):
@@ -112,6 +118,7 @@ class Preemption:
                     [here[task_id] for task_id in reclaimables[job_id].task_ids if task_id in here],
                     reclaimables[job_id].max_tasks,
                     self._jobs[job_id].priority.rank,
+                    is_whole=reclaimables[job_id].is_whole,
                 )
                 for job_id in able
             ],
@@ -171,9 +178,10 @@ class Preemption:
             if reservation is None or not task_ids:
                 self._call_job(entry, entry.job.reclaim, frozenset(), "")
                 continue
+            given = _given(entry.job.reclaimable(), task_ids)
             if job_id not in self._asked:
-                self._notify(reservation.job_id, f"job {job_id} of {entry.user} ends {_workers(task_ids)} to make room")
-            reason = f"job {reservation.job_id} has waited long and fits once this job ends {_workers(task_ids)}"
+                self._notify(reservation.job_id, f"job {job_id} of {entry.user} ends {given} to make room")
+            reason = f"job {reservation.job_id} goes first and fits once this job ends {given}"
             self._call_job(entry, entry.job.reclaim, task_ids, reason)
         self._asked = dict(wanted)
 
@@ -259,6 +267,10 @@ def _still_can(task_ids: frozenset[str], reclaimable: Reclaimable | None) -> boo
     return reclaimable is not None and task_ids <= set(reclaimable.task_ids) and len(task_ids) <= reclaimable.max_tasks
 
 
+def _given(reclaimable: Reclaimable, task_ids: Collection[str]) -> str:
+    return "all its tasks" if reclaimable.is_whole else _workers(task_ids)
+
+
 def _workers(task_ids: Collection[str]) -> str:
     return f"{len(task_ids)} worker{'' if len(task_ids) == 1 else 's'}"
 
@@ -273,6 +285,7 @@ class PotentialVictim:
         tasks: dispensable tasks, the least useful first.
         max_tasks: maximum number of them at the same time.
         rank: its place among the priorities, 0 for the highest.
+        is_whole: whether it ends all tasks or none.
     """
 
     job_id: str
@@ -280,6 +293,7 @@ class PotentialVictim:
     tasks: Sequence[TaskRecord]
     max_tasks: int
     rank: int = Priority.NORMAL.rank
+    is_whole: bool = False
 
 
 def select_victims(
@@ -296,15 +310,16 @@ def select_victims(
         No agents if the job would not fit even if all of them ended all they can.
     """
     able = [job for job in jobs if job.max_tasks > 0 and job.tasks]
-    ranked = sorted(able, key=lambda job: (-job.rank, -job.share, job.job_id))[:MAX_VICTIMS]
+    ranked = sorted(able, key=lambda job: (job.is_whole, -job.rank, -job.share, job.job_id))[:MAX_VICTIMS]
     if not ranked or not fits(with_tasks(room, (task for job in ranked for task in job.tasks))):
         return StartLocation()
+    whole = {job.job_id for job in ranked if job.is_whole}
     for count in range(1, len(ranked) + 1):
         asked = ranked[:count]
         for agents in _orders(asked, room):
             given = {job.job_id: _tasks_to_end(job, agents) for job in asked}
             if used := fits(with_tasks(room, _all(given))):
-                return _minimize(given, used, room, fits)
+                return _minimize(given, used, room, fits, whole)
     return StartLocation()
 
 
@@ -337,17 +352,28 @@ def _minimize(
     used: frozenset[str],
     room: Room,
     fits: Callable[[Room], frozenset[str]],
+    whole: Collection[str],
 ) -> StartLocation:
-    """Drops tasks from the selection that the job does not need, first those of users with the smallest share."""
-    left = {job_id: [task for task in tasks if task.agent_id in used] for job_id, tasks in given.items()}
+    """Drops tasks from the selection that the job does not need, first those of users with the smallest share.
+
+    Jobs in `whole` keep all their tasks or none.
+    """
+    left = {
+        job_id: [task for task in tasks if task.agent_id in used or job_id in whole] for job_id, tasks in given.items()
+    }
     for job_id in reversed(left):
         tasks = left[job_id]
+        if job_id in whole:
+            if fits(with_tasks(room, _all({**left, job_id: ()}))):
+                left[job_id] = []
+            continue
 
         def is_enough(count: int, job_id: str = job_id, tasks: Sequence[TaskRecord] = tasks) -> bool:
             return bool(fits(with_tasks(room, _all({**left, job_id: tasks[:count]}))))
 
         left[job_id] = tasks[: bisect.bisect_left(range(len(tasks)), True, key=is_enough)]
-    for task in list(_all(left))[::-1][:MAX_SPARE_CHECKS]:
+    single = {job_id: tasks for job_id, tasks in left.items() if job_id not in whole}
+    for task in list(_all(single))[::-1][:MAX_SPARE_CHECKS]:
         without = {job_id: [one for one in tasks if one is not task] for job_id, tasks in left.items()}
         if fits(with_tasks(room, _all(without))):
             left = without

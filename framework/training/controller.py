@@ -109,6 +109,8 @@ class TrainingJob:
         self._connection = Connection(observer.notify)
         self._outbox: list[Message] = []
         self._submitted_spec = spec
+        self._yields = False
+        """Whether its last attempt has ended for a job of higher priority."""
         self._is_centrally_allocated = False
         self._competing_jobs: Callable[[], int] = lambda: 1
         self._sample_runs = 0
@@ -164,7 +166,8 @@ class TrainingJob:
             return Need.NOTHING
         if self._state.phase is Phase.WAITING:
             # A job that fails repeatedly must not be served first each time.
-            return Need.REPLACE_LOST if self._run.attempt and self._state.failures < 2 else Need.START
+            is_first = self._run.attempt and self._state.failures < 2 and not self._yields
+            return Need.REPLACE_LOST if is_first else Need.START
         if self._state.phase is not Phase.RUNNING:
             return Need.NOTHING
         if self._replacement.active:
@@ -176,18 +179,30 @@ class TrainingJob:
         return self._planner.equivalence_class if self._state.phase is Phase.WAITING else None
 
     def reclaimable(self) -> Reclaimable:
-        """The tasks it could release for other jobs; none while a lost worker is being replaced."""
-        if self._state.phase is not Phase.RUNNING or self._resizer is None or self._replacement.active:
+        """The tasks it could release for other jobs; none while a lost worker is being replaced.
+
+        A job that is not elastic could release all of them once it has a checkpoint.
+        """
+        live = tuple(self._run.live())
+        if self._yields and self._state.phase is Phase.STOPPING:
+            return Reclaimable(ending=frozenset(live), is_whole=True)
+        if self._state.phase is not Phase.RUNNING or self._replacement.active:
             return Reclaimable()
-        return self._resizer.reclaimable()
+        if self._resizer is not None:
+            return self._resizer.reclaimable()
+        count = len(live) if self.result.checkpoint_step is not None else 0
+        return Reclaimable(live[:count], count, is_whole=True)
 
     def reclaim(self, task_ids: frozenset[str], reason: str) -> None:
         """Requests a shrink by these tasks and no growth meanwhile; an empty set withdraws the request.
 
-        No-op for a job that is not elastic.
+        A job that is not elastic saves, ends and waits.
         """
         if self._resizer is not None:
             self._resizer.reclaim(task_ids, reason)
+        elif task_ids and self._state.phase is Phase.RUNNING:
+            self._yields = True
+            self._end_attempt(AttemptEnd(f"it makes room: {reason}", counts=False))
 
     # Central allocation.
 
@@ -427,6 +442,7 @@ class TrainingJob:
         return Launch(launch.operations)
 
     def launched(self) -> None:
+        self._yields = False
         if self._launching is not None:
             self._launching.launched()
         else:

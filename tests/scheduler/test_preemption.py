@@ -225,7 +225,7 @@ def test_a_training_job_starts_once_an_elastic_one_has_shrunk_and_that_does_not_
     after = {task.task_id for task in large.tasks if task.planned.role == "worker"}
     assert len(after) == len(before) - 1
     assert small.tasks
-    assert [reason for reason in cluster.observer.reasons if "job small has waited long" in reason]
+    assert [reason for reason in cluster.observer.reasons if "job small goes first" in reason]
     assert large.result.resizes == []
     cluster.report(large, type="resumed", step=100)
     cluster.report(large, type="progress", step=101, loss=1.0)
@@ -392,4 +392,53 @@ def test_a_job_of_high_priority_takes_the_reservation_of_another() -> None:
     stage.submit("urgent", 1, 4.0, user="late", lasts_s=1e6, priority=Priority.HIGH)
     stage.run(URGENT_AFTER_S + PLACEMENT_INTERVAL_S + 3)
     assert stage.scheduler.snapshot.reservation.job_id == "urgent"
+    stage.close()
+
+
+class SavedJob(FakeJob):
+    """A training job with a checkpoint: it gives up all tasks or none."""
+
+    asked: frozenset[str] = frozenset()
+
+    def reclaimable(self) -> Reclaimable:
+        return Reclaimable(tuple(self.job_handle.tasks), len(self.job_handle.tasks), is_whole=True)
+
+    def reclaim(self, task_ids: frozenset[str], reason: str) -> None:
+        self.asked = task_ids
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "yields"),
+    [
+        (Priority.NORMAL, Priority.HIGH, True),
+        (Priority.LOW, Priority.NORMAL, True),
+        (Priority.NORMAL, Priority.NORMAL, False),
+        (Priority.HIGH, Priority.HIGH, False),
+        (Priority.NORMAL, Priority.LOW, False),
+    ],
+)
+def test_a_training_job_makes_room_for_a_higher_priority_only(
+    running: Priority, waiting: Priority, yields: bool
+) -> None:
+    stage = SchedulerStage({"agent-0": 4.0})
+    job = stage.submit("runs", 4, 1.0, lasts_s=1e6, kind=SavedJob, priority=running)
+    stage.run(3.0)
+    stage.submit("waits", 1, 2.0, user="late", lasts_s=1e6, priority=waiting)
+    stage.run(RESERVE_AFTER_S + 10)
+    assert isinstance(job, SavedJob)
+    # All of its tasks, also those that need not end.
+    assert len(job.asked) == (4 if yields else 0)
+    stage.close()
+
+
+def test_a_training_job_goes_on_if_an_elastic_one_can_shrink() -> None:
+    stage = SchedulerStage({"agent-0": 4.0, "agent-1": 4.0})
+    saved = stage.submit("saved", 4, 1.0, user="rich", lasts_s=1e6, kind=SavedJob, priority=Priority.LOW)
+    elastic_job = stage.submit("elastic", 4, 1.0, user="poor", lasts_s=1e6, kind=ShrinkingJob)
+    stage.run(3.0)
+    stage.submit("waits", 1, 2.0, user="late", lasts_s=1e6, priority=Priority.HIGH)
+    stage.run(URGENT_AFTER_S + PLACEMENT_INTERVAL_S + 3)
+    assert isinstance(saved, SavedJob)
+    assert isinstance(elastic_job, ShrinkingJob)
+    assert (len(saved.asked), len(elastic_job.asked)) == (0, 2)
     stage.close()

@@ -59,6 +59,7 @@ def request(**changes: Any) -> dict[str, Any]:
         "profile": profile().to_json(),
         "strategy": "ps",
         "max_workers": 1,
+        "preload": [],
         "environment": {"PYTHONPATH": f"{ROOT / 'tests/faults/scripts'}{os.pathsep}{ROOT}"},
     }
     return TrainingRequest(**{**values, **changes}).to_json()
