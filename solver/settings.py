@@ -97,8 +97,8 @@ class PlanOptions:
         """Raises `BadInputError` if planning may take longer than offers can be locked."""
         if self.plan_timeout_s is not None and self.plan_timeout_s > MAX_LIVE_TIME_LIMIT_S:
             raise BadInputError(
-                f"--plan-timeout is {self.plan_timeout_s:g} s; {MAX_LIVE_TIME_LIMIT_S:g} s is the maximum for a job that "
-                "runs, because the agents' offers are locked meanwhile."
+                f"--plan-timeout is {self.plan_timeout_s:g} s; {MAX_LIVE_TIME_LIMIT_S:g} s is the maximum for a job "
+                "that runs, because the agents' offers are locked meanwhile."
             )
 
 
