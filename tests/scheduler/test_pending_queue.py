@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dike.exceptions import BadInputError
 from framework.scheduler.fair_share import FairQueue, QueueCandidate, dominant_share
 from framework.scheduler.job import Need
-from framework.scheduler.queue_options import AGING_S, Priority
+from framework.scheduler.queue_options import AGING_S, Priority, parse_duration
 from tests.properties import examples
 from tests.scheduler.scheduler_stage import SchedulerStage
 
@@ -118,3 +119,27 @@ def test_a_job_of_low_priority_ages(waited_s: float, order: list[str]) -> None:
     stage.run(40.0)
     assert list(stage.started_s) == ["runs", *order]
     stage.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0),
+        ("1.5", 1.5),
+        ("90m", 5400.0),
+        ("1h30m", 5400.0),
+        ("2d", 172_800.0),
+        ("0.5h", 1800.0),
+        ("12:00:00", 43_200.0),
+        ("1-12:00", 129_600.0),
+        ("10:30", 37_800.0),
+    ],
+)
+def test_a_duration_is_read_as_meant(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5x", "h", "-5", "1:99", "1e3", "nan"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(BadInputError, match="is no duration; write seconds"):
+        parse_duration(text)
