@@ -103,7 +103,12 @@ SCRIPTS = (
         shares_batches=True,
     ),
     Script(
-        "vae", KERAS + "tensorflow/generative/", "vae.py", changes=(*SEEDED, ("epochs=30", "epochs=3"), ("n=30", "n=3"))
+        "vae",
+        KERAS + "tensorflow/generative/",
+        "vae.py",
+        # The order in which threads sum decides about the last digit.
+        is_exact=False,
+        changes=(*SEEDED, ("epochs=30", "epochs=3"), ("n=30", "n=3")),
     ),
     Script(
         "trainer_pattern",

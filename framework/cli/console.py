@@ -7,9 +7,8 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -20,7 +19,7 @@ from dike.task import is_chief
 from executor.messages import LogChunk
 from executor.outputs import FOLDER as OUTPUTS_FOLDER
 from executor.outputs import printable, read_record
-from framework.cli.task_output import TaskOutput
+from framework.cli.task_output import OutputStream, TaskOutput
 from framework.training.elastic.layout import Size
 from framework.training.observer import JobObserver
 from framework.training.spec import JobResult, JobTask, Resize
@@ -57,7 +56,7 @@ class PlainObserver(JobObserver):
         self,
         console: Console,
         profile: ModelProfile,
-        chief_output: dict[str, IO[str]],
+        chief_output: Mapping[str, OutputStream],
         verbose: bool = True,
         script_folder: Path | None = None,
     ) -> None:
@@ -170,7 +169,7 @@ class LiveObserver(PlainObserver):
 
     def __init__(self, console: Console, profile: ModelProfile, script_folder: Path | None = None) -> None:
         # The streams are looked up at each write: rich replaces them while the table is shown.
-        streams: dict[str, Any] = {"stdout": _CurrentStream("stdout"), "stderr": _CurrentStream("stderr")}
+        streams = {"stdout": _CurrentStream("stdout"), "stderr": _CurrentStream("stderr")}
         super().__init__(console, profile, streams, script_folder=script_folder)
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4, transient=True)
 
@@ -223,6 +222,9 @@ class _CurrentStream:
 
     def flush(self) -> None:
         getattr(sys, self._name).flush()
+
+    def isatty(self) -> bool:
+        return bool(getattr(sys, self._name).isatty())
 
 
 def describe_outputs(folder: str) -> list[str]:

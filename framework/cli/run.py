@@ -7,7 +7,7 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -83,7 +83,7 @@ def run(
         else:
             # With --format json, only the result goes to standard output.
             stdout = sys.stderr if as_json else sys.stdout
-            output: dict[str, Any] = {"stdout": stdout, "stderr": sys.stderr}
+            output = {"stdout": stdout, "stderr": sys.stderr}
             out = console(stderr=as_json)
             observer = PlainObserver(out, request.profile, output, verbose=not as_json, script_folder=folder)
         result = run_training(request, observer)

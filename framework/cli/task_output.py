@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import IO
+from typing import Protocol
 
 from framework.project.tensorflow_noise import is_noise
 from solver.cli.output import escape_output
@@ -15,6 +15,14 @@ LINE_END_TIMEOUT_S = 1.0
 """Maximum time for which the start of a line is kept back."""
 
 
+class OutputStream(Protocol):
+    """What is needed of a stream such as `sys.stdout`."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+    def isatty(self) -> bool: ...
+
+
 class TaskOutput:
     """Writes the output of several tasks to two streams, without mixing their lines.
 
@@ -23,7 +31,7 @@ class TaskOutput:
         rewrite: changes each line of standard error, such as paths in tracebacks.
     """
 
-    def __init__(self, streams: Mapping[str, IO[str]], rewrite: Callable[[str], str] = str) -> None:
+    def __init__(self, streams: Mapping[str, OutputStream], rewrite: Callable[[str], str] = str) -> None:
         self._streams = streams
         self._rewrite = rewrite
         self._open_line: dict[tuple[str, str], str] = {}

@@ -267,9 +267,10 @@ class JobTask:
 
     @property
     def script_failure(self) -> str:
-        """The error with which its script failed; empty if it was stopped."""
+        """The error with which its script failed; empty if it was stopped, or ended by Dike."""
         # Output before a signal is unrelated to the signal.
-        return error_summary(self.outcome.tail) if self.outcome and self.failed_by_itself else ""
+        is_of_script = self.failed_by_itself and not self.cannot_split
+        return error_summary(self.outcome.tail) if self.outcome and is_of_script else ""
 
     @property
     def output_location(self) -> str:
