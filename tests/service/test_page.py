@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,9 @@ def test_shows_a_search_with_its_trials_and_slots(watched: WatchedPage, service:
         # The slices are asked for beside the trials, and may be those of a moment before.
         page.locator(".slice", has_text="2").first.wait_for()
         assert {slot.inner_text() for slot in page.locator(".slice").all()} == {"0", "1", "2"}
-        expect(page.locator(".best-so-far p")).to_contain_text("trial 2 at step 20: lr=0.3")
+        expect(page.locator(".best-so-far p")).to_have_text(
+            re.compile(r"Best: trial 2, loss [0-9.]+ \(finished\): lr=0.3")
+        )
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.get_by_role("button", name="Copy: Train with its parameters").click()
         page.get_by_text("copied").wait_for()
