@@ -27,7 +27,7 @@ from dike.exceptions import JobFailedError
 CONNECT_TIMEOUT_S = 600.0
 """Maximum time until all workers have connected; their machines may start at different times."""
 SEGMENT_BYTES = 512 << 10
-"""A worker passes on this much at once, so that sending, receiving and adding overlap."""
+"""Size of the pieces in which data is passed on, so that sending, receiving and adding overlap."""
 _HELLO_TIMEOUT_S = 5.0
 _RETRY_S = 0.1
 _ACCEPTED = b"\n"

@@ -20,7 +20,7 @@ _PART = re.compile(r"([0-9.]+)([smhd])")
 _CLOCK = re.compile(r"(?:(?P<d>[0-9]+)-)?(?P<h>[0-9]+):(?P<m>[0-5][0-9])(?::(?P<s>[0-5][0-9]))?")
 MAX_AFTER = 100
 AGING_S = 6 * 3600.0
-"""A job that has waited so long is served as one of the next higher priority."""
+"""Waiting time after which a job is served as one of the next higher priority."""
 
 
 class Priority(enum.StrEnum):
@@ -35,7 +35,7 @@ class Priority(enum.StrEnum):
         return list(Priority).index(self)
 
     def aged_rank(self, waited_s: float) -> int:
-        """The rank of a job that has waited so long."""
+        """The rank of a job after a waiting time."""
         return max(0, self.rank - int(waited_s // AGING_S))
 
 

@@ -131,7 +131,7 @@ class Budget:
         return cls(float(match[1]), match[2])
 
     def is_used_up(self, trials: Iterable[TrialRecord], now_s: float, gpus: int, cpus: float) -> bool:
-        """Returns whether the trials have had slots of that many GPUs and CPUs for so long, until `now_s`.
+        """Returns whether the trials' time in slots of that many GPUs and CPUs has reached the budget at `now_s`.
 
         Raises:
             BadInputError: if it counts GPUs, and slots have none.
