@@ -160,7 +160,7 @@ SETTABLE_ON_RESUME = {
     field.parameter: field.name for field in described_fields(SearchOptions).values() if field.option.settable_on_resume
 }
 """Option that `--resume` can change -> field of `SearchSpec`: how a search runs, not what it searches."""
-_RESTORED_OPTIONS = ("logdir", "mlflow", "on_end", "constraint", "volume", *sorted(MESOS_OPTIONS))
+_RESTORED_OPTIONS = ("logdir", "mlflow", "constraint", "volume", *sorted(MESOS_OPTIONS))
 """Options outside `SearchSpec` that a resumed search restores."""
 
 

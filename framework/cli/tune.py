@@ -190,7 +190,7 @@ def tune(
             spec, remembered = _stored_search(context, resume, url, options, unresolved)
             mesos, tasks = access_from_options(remembered), task_values(remembered)
             logdir = Path(remembered["logdir"]) if "logdir" in remembered else None
-            mlflow, on_end = remembered.get("mlflow"), remembered.get("on_end")
+            mlflow = remembered.get("mlflow")
         if follow_mode is not None:
             if unresolved.checkpoint_dir is None:
                 spec = dataclasses.replace(spec, checkpoint_dir="")

@@ -24,16 +24,10 @@ from framework.cluster import admission, join
 from framework.cluster import gateway as gateways
 from framework.cluster.authority import Authority, client_context, first_context, joining_context
 from framework.cluster.records import AGENT, HEAD_ROLE, STORE, ClusterFolder, Description, Membership, random_network
-from framework.embedded.ports import is_free
+from framework.embedded.ports import is_free, reserve_blocks
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RunningGateway:
@@ -71,8 +65,10 @@ class Head:
         self.folder = ClusterFolder(path)
         self.folder.make()
         Authority.create(self.folder.keys, "lab")
-        self.address = f"127.0.0.1:{free_port()}"
-        first = next(one for one in range(21000, 60000, 7) if all(is_free(one + more) for more in range(3)))
+        # Reserved as long as this object lives: no other test may take the ports first.
+        [self.block] = reserve_blocks(1)
+        port, first, *_ = self.block
+        self.address = f"127.0.0.1:{port}"
         cluster = Description("lab", random_network(), first, self.address, secrets.token_urlsafe())
         self.own = Membership(HEAD_ROLE, "box", 1, "127.0.0.1", cluster, listen=self.address)
         self.folder.write_membership(self.own)

@@ -19,6 +19,7 @@ from dike.keras3.trial.reports import KerasReports
 from dike.profile import Api, VariableSpec
 from dike.reporting import PROGRESS_INTERVAL_S, EpochLosses, Reporter
 from dike.task import Role, TaskSpec
+from dike.trial.runtime import Standing
 from dike.trial.spec import TrialSpec
 from tests.profiles import made_up_profile
 from tests.waiting import DEADLINE_S
@@ -110,6 +111,7 @@ class FakeRuntime:
         self.smooths_losses = smooths_losses
         self.spec = TrialSpec("job", 0, 0, {}, "/nowhere", metric="loss")
         self.losses: list[float] = []
+        self.standing = Standing()
 
     def progress(self, step: int, *, loss: float | None = None, **_: object) -> None:
         self.losses += [] if loss is None else [loss]

@@ -188,7 +188,7 @@ def test_a_service_reads_its_users_again_on_hangup(tmp_path: Path) -> None:
         (f"{{token: {SECRET}, limits: {{open_jobs: yes}}}}", "at a.limits.open_jobs"),
         (f"{{token: {SECRET}, limits: {{open_jobs: '5'}}}}", "at a.limits.open_jobs"),
         (f"{{token: {SECRET}, limits: {{trials: 1.5}}}}", "at a.limits.trials"),
-        (f"{{token: {SECRET}, limits: {{trials: }}}}", "at a.limits.trials: there is no number"),
+        (f"{{token: {SECRET}, limits: {{trials: }}}}", "at a.limits.trials: there is no value"),
         (f"{{token: {SECRET}, limits: {{output: much}}}}", "at a.limits.output: a size is a number of bytes or text"),
         (f"{{token: {SECRET}, limits: {{output: .inf}}}}", "at a.limits.output: a size is"),
         (f"{{token: {SECRET}, limits: {{output: .nan}}}}", "at a.limits.output: "),

@@ -185,6 +185,7 @@ def test_every_option_is_one_of_the_command() -> None:
     from_python_otherwise = {
         *("context", "script", "module", "arguments", "param", "space", "param_style", "outputs_limit"),
         *("detach", "wait", "follow", "service", "token_file", "output_format"),
+        *("priority", "time_limit", "after", "hold"),
     }
     hidden = set(inspect.signature(function_call).parameters)
     known = set(inspect.signature(command).parameters)

@@ -11,7 +11,7 @@ function Usage() {
   const rows = useLive((_, signal) => get("usage", { weeks: 4 }, signal), []).data?.usage ?? [];
   if (rows.length === 0) return null;
   return html`<h2>Usage in the last four weeks</h2>
-    <div class="scroll"><table>
+    <div class="scroll" tabindex="0" role="region" aria-label="Usage"><table>
       <thead><tr>
         <th>Week of</th><th>User</th><th>Jobs</th><th>GPU hours</th><th>CPU hours</th><th>Hours of waiting</th>
       </tr></thead>
