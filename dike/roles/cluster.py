@@ -94,10 +94,15 @@ def wait_for(servers: Iterable[tuple[str, str]]) -> None:
             time.sleep(POLL_INTERVAL_S)
 
 
-def is_listening(address: str) -> bool:
+def host_and_port(address: str) -> tuple[str, int]:
+    """Splits `host:port`, in which an IPv6 address may stand in brackets."""
     host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def is_listening(address: str) -> bool:
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S):
+        with socket.create_connection(host_and_port(address), timeout=_CONNECT_TIMEOUT_S):
             return True
     except OSError:
         return False

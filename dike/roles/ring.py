@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dike.exceptions import JobFailedError
+from dike.roles.cluster import host_and_port
 
 CONNECT_TIMEOUT_S = 600.0
 """Maximum time until all workers have connected; their machines may start at different times."""
@@ -59,7 +60,7 @@ class Ring:
         self._lost = lost
         self._sums = 0
         self._links: concurrent.futures.Future[_Links] = concurrent.futures.Future()
-        _, port = _host_and_port(addresses[rank])
+        _, port = host_and_port(addresses[rank])
         is_dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if is_dual else socket.AF_INET
         self._server = socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
@@ -170,7 +171,7 @@ class Ring:
         hello = self._hello(self._rank)
         while True:
             with contextlib.suppress(OSError):
-                link = socket.create_connection(_host_and_port(self._addresses[self._after]), timeout=_HELLO_TIMEOUT_S)
+                link = socket.create_connection(host_and_port(self._addresses[self._after]), timeout=_HELLO_TIMEOUT_S)
                 link.sendall(hello)
                 link.settimeout(None)  # it answers once it accepts connections
                 if link.recv(len(_ACCEPTED)) == _ACCEPTED:
@@ -201,11 +202,6 @@ class Ring:
         for number in neighbours:
             ended.register(number, select.POLLRDHUP)
         self._lost(neighbours[ended.poll()[0][0]])
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _bytes_of(array: NDArray[np.generic]) -> memoryview:

@@ -98,14 +98,7 @@ def _of_optuna(name: str, distribution: Any) -> Any:
         return list(distribution.choices)
     if not hasattr(distribution, "low"):
         raise BadInputError(f"The parameter '{name}' is {distribution!r}; use a distribution of optuna.distributions.")
-    is_integer = isinstance(distribution.low, int)
-    has_step = distribution.step is not None and not (is_integer and distribution.step == 1)
-    options = [
-        *(["int"] if is_integer else []),
-        *(["log"] if distribution.log else []),
-        *([f"{_STEP}{distribution.step!r}"] if has_step else []),
-    ]
-    return (distribution.low, distribution.high, *options)
+    return _range_of(distribution.low, distribution.high, distribution.step, is_log=distribution.log)
 
 
 def _of_keras_tuner(hyper_parameters: Any) -> dict[str, Any]:
@@ -126,16 +119,9 @@ def _of_keras_tuner(hyper_parameters: Any) -> dict[str, Any]:
             case "Boolean":
                 values = [False, True]
             case "Int" | "Float" if one.sampling in (None, "linear", "log"):
-                is_integer = isinstance(one.min_value, int)
                 # The step of a logarithmic range is a factor there.
                 is_log = one.sampling == "log"
-                has_step = one.step is not None and not is_log and not (is_integer and one.step == 1)
-                options = [
-                    *(["int"] if is_integer else []),
-                    *(["log"] if is_log else []),
-                    *([f"{_STEP}{one.step!r}"] if has_step else []),
-                ]
-                values = (one.min_value, one.max_value, *options)
+                values = _range_of(one.min_value, one.max_value, None if is_log else one.step, is_log=is_log)
             case kind:
                 raise BadInputError(
                     f"The parameter '{one.name}' of KerasTuner is {kind} with sampling {one.sampling}, "
@@ -143,6 +129,18 @@ def _of_keras_tuner(hyper_parameters: Any) -> dict[str, Any]:
                 )
         space[one.name] = {"values": values, "when": when} if when else values
     return space
+
+
+def _range_of(low: float, high: float, step: float | None, *, is_log: bool) -> tuple[Any, ...]:
+    """The range of another library's distribution; whole numbers have a step of 1 anyway."""
+    is_integer = isinstance(low, int)
+    has_step = step is not None and not (is_integer and step == 1)
+    options = [
+        *(["int"] if is_integer else []),
+        *(["log"] if is_log else []),
+        *([f"{_STEP}{step!r}"] if has_step else []),
+    ]
+    return (low, high, *options)
 
 
 def _text(name: str, value: Any) -> str:

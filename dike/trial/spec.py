@@ -47,7 +47,7 @@ class TrialSpec:
             wait for `continue N` to resume as run N.
         processes: number of equal processes of a script that distributes itself.
         every_value: whether to report each value of the objective, not only the newest of an interval.
-        max_steps, max_epochs: after so many of them the trial has been trained to its end; None for no limit.
+        max_steps, max_epochs: numbers of steps and epochs after which the trial has finished; None for no limit.
     """
 
     search: str

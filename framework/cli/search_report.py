@@ -1,9 +1,12 @@
-"""The report that `dike tune` prints at its end."""
+"""What `dike tune` does with the result of a search: prints it, and announces it (`--on-end`)."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +21,29 @@ from framework.search.plots import plot_search
 from framework.search.records import SearchOutcome, SearchSpec
 from framework.search.store import Store
 from framework.search.trials import train_command
+
+ANNOUNCE_TIMEOUT_S = 60.0
+
+
+def announce_end(target: str, result: SearchOutcome) -> None:
+    """Posts the result as JSON to a URL, or runs a command with it as input. A failure is a warning.
+
+    The JSON is that of `dike tune --format json`.
+    """
+    import httpx  # few searches need an HTTP client
+
+    document = json.dumps(result.to_json()).encode()
+    try:
+        if target.startswith(("http://", "https://")):
+            httpx.post(
+                target, content=document, headers={"Content-Type": "application/json"}, timeout=ANNOUNCE_TIMEOUT_S
+            ).raise_for_status()
+        else:
+            # The user's own command line; it is never read from a database, where others may write.
+            command = ["/bin/sh", "-c", target]
+            subprocess.run(command, input=document, stdout=sys.stderr, timeout=ANNOUNCE_TIMEOUT_S, check=True)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, subprocess.SubprocessError) as error:
+        print(f"dike: the end of the search could not be announced (--on-end): {error}", file=sys.stderr)
 
 
 def report(console: Console, result: SearchOutcome, spec: SearchSpec, storage: str) -> None:

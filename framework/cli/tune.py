@@ -49,34 +49,19 @@ if TYPE_CHECKING:
 EXTENDING = ("trials", "param", "space")
 """Options by which `--resume` gives a search more to try."""
 ALLOWED_ON_RESUME = {
-    *(
-        "resume",
-        "storage",
-        "logdir",
-        "mlflow",
-        "on_end",
-        "constraint",
-        "volume",
-        "for_notebook",
-        "output_format",
-        *EXTENDING,
-    ),
+    *("resume", "storage", "logdir", "mlflow", "on_end", "constraint", "volume", "for_notebook", "output_format"),
+    *EXTENDING,
     *MESOS_OPTIONS,
     *SETTABLE_ON_RESUME,
 }
 """Options that `--resume` accepts: where and how the search runs, and how it is printed."""
 ALLOWED_ON_DETACHED_RESUME = {
-    *("resume", "detach", "follow", "wait", "constraint", "output_format", *EXTENDING),
+    *("resume", "detach", "follow", "wait", "constraint", "output_format"),
+    *EXTENDING,
     *SERVICE_OPTIONS,
 }
 NOT_WITH_DETACH = (
-    "storage",
-    "logdir",
-    "mlflow",
-    "on_end",
-    "function_call",
-    "sampler_object",
-    "space_function",
+    *("storage", "logdir", "mlflow", "on_end", "function_call", "sampler_object", "space_function"),
     *sorted(MESOS_OPTIONS),
 )
 
@@ -215,8 +200,7 @@ def tune(
             )
             result = _run(stack, request, as_json=as_json, in_notebook=call.for_notebook)
         if on_end:
-            # Imported late: few need an HTTP client.
-            from framework.cli.search_end import announce_end
+            from framework.cli.search_report import announce_end
 
             announce_end(on_end, result)
         _report(result, spec, url, as_json=as_json)

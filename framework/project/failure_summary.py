@@ -30,8 +30,6 @@ _ERROR = re.compile(
 )
 """Text of a line that reports an error of a program other than Python."""
 _MACHINE_ERROR = re.compile(r"CUDA|cuDNN|NCCL|GPU|out of memory|No space left", re.IGNORECASE)
-
-
 _GPU_MEMORY_ERROR = re.compile(
     r"OOM when allocating|ResourceExhausted|RESOURCE_EXHAUSTED|CUDA out of memory|OutOfMemoryError"
 )

@@ -25,8 +25,7 @@ class FairQueue:
     """Weighted dominant resource fairness (Ghodsi et al., NSDI 2011) between users.
 
     Replacements of lost tasks come first, regardless of the user's share: the rest of their job occupies resources, or
-    the job had these a moment ago. Then jobs start by
-    priority, and by share within a priority; then jobs grow.
+    the job had these a moment ago. Then jobs start by priority, and by share within a priority; then jobs grow.
 
     Args:
         weight: user -> weight, above 0; twice the weight entitles to twice the share.

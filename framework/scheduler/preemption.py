@@ -3,8 +3,7 @@ lower priority that have a checkpoint wait.
 
 Victims are jobs of the same or a lower priority: those of the lowest priority first, and among them those of the users
 furthest above their share. As few jobs as possible, in that order, end only those tasks without which the pending job
-does not fit. An elastic job is asked once for the same job, and does not grow again until
-that job runs or is gone.
+does not fit. An elastic job is asked once for the same job, and does not grow again until that job runs or is gone.
 """
 
 from __future__ import annotations
@@ -82,14 +81,11 @@ class Preemption:
         """
         now_s = time.time()
         reclaimables = {
-            one.job_id: job.reclaimable()
+            one.job_id: reclaimable
             for one, job in self._resizable()
             if one is not entry and may_preempt(entry, one, now_s)
-        }
-        reclaimables = {
-            job_id: reclaimable
-            for job_id, reclaimable in reclaimables.items()
-            if not reclaimable.is_whole or entry.priority.rank < self._jobs[job_id].priority.rank
+            # A job that would lose all its tasks makes room only for one of a higher priority.
+            if not (reclaimable := job.reclaimable()).is_whole or entry.priority.rank < one.priority.rank
         }
         ending = self._ending(reclaimables.values(), entry)
         before = {} if reservation is None else reservation.victim_tasks

@@ -567,8 +567,8 @@ class SearchController:
         if end.outcome == "failed":
             why = self._trials.why_hopeless(run.record, end, lambda: self._pool.is_only_agent(slot))
             if self._failure_rule.needs_larger_gpu and is_out_of_gpu_memory(end.tail):
-                self._outgrown[run.record.number] = gpu_memory_bytes(slot.kind)
-                why = self._pool.why_no_gpu_above(gpu_memory_bytes(slot.kind))
+                memory_bytes = self._outgrown[run.record.number] = gpu_memory_bytes(slot.kind)
+                why = self._pool.why_no_gpu_above(memory_bytes)
         action = self._trials.run_ended(run.record, end, self._wall(), is_hopeless=bool(why))
         self._report_end(run.record, slot, end, run.slice.from_step if run.slice is not None else 0, why)
         if slot.current is not None and slot.current.since_s is None and not (slot.leaving or slot.is_gone):

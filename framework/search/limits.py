@@ -86,15 +86,15 @@ class FailureRule:
             BadInputError: if a part is unknown.
         """
         rule = cls()
-        for part in text.split(","):
-            name, _, number = part.strip().partition("=")
+        for part in map(str.strip, text.split(",")):
+            name, _, number = part.partition("=")
             if name == "retry" and re.fullmatch("[0-9]{1,6}", number):
                 rule = dataclasses.replace(rule, retries=int(number))
-            elif part.strip() == "abort":
+            elif part == "abort":
                 rule = dataclasses.replace(rule, aborts=True)
-            elif part.strip() == "larger-gpu":
+            elif part == "larger-gpu":
                 rule = dataclasses.replace(rule, needs_larger_gpu=True)
-            elif part.strip() != "continue":
+            elif part != "continue":
                 raise BadInputError(
                     f"--on-failure is '{text}'; write continue, abort, retry=N or larger-gpu, separated by commas."
                 )

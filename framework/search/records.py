@@ -94,6 +94,7 @@ _FAILURES = "Failures"
 _SLOTS = "Slots"
 _CHECKPOINTS = "Checkpoints"
 Seconds = Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)]
+Steps = Annotated[int, Field(ge=1, le=2**53)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +136,7 @@ class SearchOptions:
         ),
     ] = ""
     max_epochs: Annotated[
-        int | None,
-        Field(ge=1, le=2**53),
+        Steps | None,
         UserOption(
             _ORDER,
             "Train each trial for at most N epochs of fit, or N reports of the metric; then it has finished.",
@@ -144,8 +144,7 @@ class SearchOptions:
         ),
     ] = None
     max_steps: Annotated[
-        int | None,
-        Field(ge=1, le=2**53),
+        Steps | None,
         UserOption(
             _ORDER,
             "Train each trial for at most N steps (batches, or steps of dike.report); then it has finished.",

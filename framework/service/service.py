@@ -33,7 +33,14 @@ from framework.service.store import ServiceStore
 logger = logging.getLogger(__name__)
 
 WRITE_INTERVAL_S = 0.5
-LIMIT_CHECK_INTERVAL_S = 1.0
+
+
+@dataclasses.dataclass
+class _TimeLimit:
+    """The time limit of a job; it is not reached before `earliest_s`, seconds since the epoch."""
+
+    limit_s: float
+    earliest_s: float = 0.0
 
 
 class StoredJournal(Journal):
@@ -78,10 +85,9 @@ class Service:
         self._recorders: dict[str, JobRecorder] = {}
         self._states: dict[str, JobState] = {}
         self._started: set[str] = set()
-        self._blocked: dict[str, JobRecord] = {}
-        """Jobs that are held or wait for others, by id; the scheduler does not know them."""
-        self._time_limits_s: dict[str, float] = {}
-        self._limits_checked_s = 0.0
+        self._blocked: dict[str, None] = {}
+        """Ids of jobs that are held or wait for others, in order; the scheduler does not know them."""
+        self._time_limits: dict[str, _TimeLimit] = {}
         self._ended_by: dict[str, str] = {}
         """Job that is being ended -> why, to follow its name."""
         self._admitted_count = 0
@@ -139,10 +145,8 @@ class Service:
         start_s = time.monotonic()
         self.scheduler.tick()
         self._update_states()
+        self._end_overdue()
         now_s = time.monotonic()
-        if now_s - self._limits_checked_s >= LIMIT_CHECK_INTERVAL_S:
-            self._limits_checked_s = now_s
-            self._end_overdue()
         if now_s - self._written_s >= WRITE_INTERVAL_S:
             self._written_s = now_s
             self._write()
@@ -168,55 +172,58 @@ class Service:
 
     def _admit(self, record: JobRecord, tasks: list[TaskRecord]) -> None:
         self._admitted_count += 1
-        recorder = self._recorders[record.id] = JobRecorder(self._store, record.id, record.waiting)
+        self._recorders[record.id] = JobRecorder(self._store, record.id, record.waiting)
         self._states[record.id] = record.state
         logger.info("job %s of %s: %s", record.id, record.user, record.state)
         if record.started_s is not None:
             self._started.add(record.id)
-        blocked = None if tasks else why_blocked(record, self._store.job)
-        if blocked is not None:
-            self._blocked[record.id] = record
-            if blocked.is_final:
-                self._finish(record.id, JobOutcome(JobState.KILLED, blocked.reason))
-            elif record.kill_requested:
-                self._kill(record.id)
-            else:
-                recorder.set_waiting(blocked.reason)
-            return
-        self._start(record, tasks)
+        if tasks:
+            self._start(record, tasks)
+        else:
+            self._start_unless_blocked(record)
 
     def _unblock(self) -> None:
         """Starts the jobs whose conditions hold now, and ends those that can never start."""
         for job_id in list(self._blocked):
             # One that ends may end others.
             record = self._store.job(job_id) if job_id in self._blocked else None
-            if record is None:
-                continue
-            blocked = why_blocked(record, self._store.job)
-            if blocked is None:
-                del self._blocked[job_id]
-                self._recorders[job_id].waiting = ""
-                self._start(record, [])
-            elif blocked.is_final:
-                self._finish(job_id, JobOutcome(JobState.KILLED, blocked.reason))
-            else:
-                self._recorders[job_id].set_waiting(blocked.reason)
+            if record is not None:
+                self._start_unless_blocked(record)
+
+    def _start_unless_blocked(self, record: JobRecord) -> None:
+        blocked = why_blocked(record, self._store.job)
+        if blocked is None:
+            if record.id in self._blocked:
+                del self._blocked[record.id]
+                self._recorders[record.id].waiting = ""
+            self._start(record, [])
+            return
+        self._blocked[record.id] = None
+        if blocked.is_final:
+            self._finish(record.id, JobOutcome(JobState.KILLED, blocked.reason))
+        elif record.kill_requested:
+            self._kill(record.id)
+        else:
+            self._recorders[record.id].set_waiting(blocked.reason)
 
     def _end_overdue(self) -> None:
         """Ends the jobs that have run longer than their time limit."""
-        for job_id, limit_s in list(self._time_limits_s.items()):
-            if (
-                self._states[job_id] is JobState.RUNNING
-                and _ran_s(self._store.tasks(job_id=job_id), time.time()) >= limit_s
-            ):
-                self._end(job_id, f"reached its time limit of {limit_s:g} s (--time-limit)")
+        now_s = time.time()
+        for job_id, limit in list(self._time_limits.items()):
+            if self._states[job_id] is not JobState.RUNNING or now_s < limit.earliest_s:
+                continue
+            left_s = limit.limit_s - _ran_s(self._store.tasks(job_id=job_id), now_s)
+            if left_s <= 0:
+                self._end(job_id, f"reached its time limit of {limit.limit_s:g} s (--time-limit)")
+            else:
+                limit.earliest_s = now_s + left_s
 
     def _start(self, record: JobRecord, tasks: list[TaskRecord]) -> None:
         """Hands a job over to the scheduler."""
         recorder = self._recorders[record.id]
         limit_s = QueueOptions.of(record.request).time_limit_s
         if limit_s is not None:
-            self._time_limits_s[record.id] = limit_s
+            self._time_limits[record.id] = _TimeLimit(limit_s)
         try:
             self._schedule(record, tasks, recorder)
         except ServiceLeaseLostError:
@@ -305,7 +312,7 @@ class Service:
         if why and outcome.state is JobState.KILLED and outcome.failure in ("", CANCELLED, INTERRUPTED):
             outcome = dataclasses.replace(outcome, failure=why)
         self._blocked.pop(job_id, None)
-        self._time_limits_s.pop(job_id, None)
+        self._time_limits.pop(job_id, None)
         logger.info("job %s: %s", job_id, f"{outcome.state} {outcome.failure}".strip())
         recorder = self._recorders.pop(job_id)
         recorder.event("ended", outcome.failure or str(outcome.state))

@@ -108,7 +108,7 @@ class ServiceStore:
         """Returns the usage of the last weeks, this one included; see `framework.service.usage.usage`."""
         since = usage.week_of(time.time()) - datetime.timedelta(weeks=weeks - 1)
         with self.database.reading() as connection:
-            return usage.usage(connection, json.loads, since, user)
+            return usage.usage(connection, since, user)
 
     def reopen_job(self, job_id: str, note: str, **changes: Any) -> bool:
         """Queues a job that has ended again, behind all others, with a note among its events.

@@ -6,11 +6,11 @@ Kept apart from jobs and tasks, which are deleted after a while. Weeks begin on 
 from __future__ import annotations
 
 import datetime
+import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import insert, select, update
 from sqlalchemy.engine import Connection
@@ -57,12 +57,11 @@ def add_task(connection: Connection, user: str, resources: Mapping[str, float], 
         _add(connection, user, week, **values)
 
 
-def usage(connection: Connection, parse: Any, since: datetime.date, user: str | None = None) -> list[Usage]:
+def usage(connection: Connection, since: datetime.date, user: str | None = None) -> list[Usage]:
     """Returns the usage by week and user, newest first, the greatest first in a week.
 
     Args:
         connection: to the database.
-        parse: reads the resources of a task from the database.
         since: the first week.
         user: the only user; None for all.
     """
@@ -75,7 +74,7 @@ def usage(connection: Connection, parse: Any, since: datetime.date, user: str | 
     running = select(JOBS.c.user, TASKS.c.resources, TASKS.c.launched_s).join(JOBS, JOBS.c.id == TASKS.c.job_id)
     now_s = time.time()
     for name, resources, launched_s in connection.execute(running.where(TASKS.c.ended_s.is_(None))):
-        for week, values in _by_week(parse(resources), launched_s, now_s):
+        for week, values in _by_week(json.loads(resources), launched_s, now_s):
             for amount, seconds in values.items():
                 sums[name, week][amount] += seconds
     found = [

@@ -441,7 +441,6 @@ def test_a_job_cannot_wait_for_one_that_is_unknown(stage: ServiceStage) -> None:
 def test_a_job_ends_at_its_time_limit(stage: ServiceStage, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = stage.submit(time_limit_s=100.0)
     # Waiting does not count.
-    monkeypatch.setattr(service_module, "LIMIT_CHECK_INTERVAL_S", 0.0)
     tasks = stage.run(job_id)
     stage.service.tick()
     assert stage.job(job_id).state is JobState.RUNNING
