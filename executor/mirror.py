@@ -257,12 +257,15 @@ class Mirror:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, folder: RunFolder | None, remote: str, sandbox: Path) -> Mirror | None:
-        """The mirror of a run folder in the sandbox of its task; None if the task uses the folder itself."""
+    def of(cls, folder: RunFolder | None, remote: str, sandbox: Path, reader: str = "") -> Mirror | None:
+        """The mirror of a run folder in the sandbox of its task; None if the task uses the folder itself.
+
+        `reader` names a task that only reads the folder, for a mirror of its own.
+        """
         store = None if folder is None else StoreClient.of_executor()
         if folder is None or store is None or folder.is_visible():
             return None
-        name = hashlib.sha256(f"{folder.id} {remote}".encode()).hexdigest()[:32]
+        name = hashlib.sha256(f"{folder.id} {remote} {reader}".encode()).hexdigest()[:32]
         return cls(store, folder, remote, sandbox / "mirrors" / name)
 
     def to_local(self, path: str) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import os
+import posixpath
 import shutil
 import threading
 import time
@@ -116,8 +117,13 @@ class SlotRun:
         sandbox = channel.sandbox
         self.channel = channel
         self.monitor = monitor
+        self._copied: Mirror | None = None
+        """Mirror of the other trial's folder whose checkpoint it resumes from."""
         if previous is None:
             self._mirror = Mirror.of(folder, order.trial.folder, sandbox)
+            if order.trial.copies:
+                other = posixpath.dirname(order.trial.resume_from or "")
+                self._copied = Mirror.of(folder, other, sandbox, reader=order.trial.folder)
         else:
             self._mirror = previous._mirror
         self._pushed = (order.trial.resume_from, step_of_checkpoint(order.trial.resume_from or ""))
@@ -178,7 +184,7 @@ class SlotRun:
         if self._mirror is None:
             return order
         checkpoint = order.trial.resume_from
-        local = None if checkpoint is None else self._mirror.to_local(checkpoint)
+        local = None if checkpoint is None else (self._copied or self._mirror).to_local(checkpoint)
         trial = dataclasses.replace(order.trial, folder=str(self._mirror.local), resume_from=local)
         return dataclasses.replace(order, trial=trial)
 
@@ -274,8 +280,8 @@ class SlotRun:
             )
 
             def prepare() -> None:
-                if self._mirror is not None:
-                    self._mirror.pull()
+                for mirror in filter(None, (self._mirror, self._copied)):
+                    mirror.pull()
                 # The folder exists if an earlier run in this slot has left files there that could not be saved.
                 shutil.copytree(folder, self._workspace, dirs_exist_ok=True, copy_function=_copy_if_missing)
                 outputs.restore(bundle_files)
@@ -501,6 +507,8 @@ class SlotRun:
                 shutil.rmtree(folder, ignore_errors=True)
             if self._mirror is not None and not self._is_push_missing:
                 self._mirror.remove()
+            if self._copied is not None:
+                self._copied.remove()
 
     def _save_log(self) -> Path:
         """Copies the end of its output beside the trial's checkpoints; returns the copy, or the original on failure."""

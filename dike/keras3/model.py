@@ -136,6 +136,15 @@ def values_of(model: Any) -> dict[str, Any]:
     return {name: np.asarray(variable) for name, variable in named_values(model).items()}
 
 
+def learning_rates_of(model: Any) -> dict[str, Any]:
+    """Returns name -> value, as `values_of`, of the learning rates that are variables: those that no schedule sets."""
+    import numpy as np
+
+    optimizers = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers_of(model)]
+    rates = {id(getattr(optimizer, "_learning_rate", None)) for optimizer in optimizers}
+    return {name: np.asarray(variable) for name, variable in named_values(model).items() if id(variable) in rates}
+
+
 def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
     """Assigns the output of `values_of` to a built and compiled model; `path` is the checkpoint's, for messages.
 

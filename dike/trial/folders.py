@@ -8,6 +8,7 @@ is used instead. Remote storage is trusted to keep files intact. Local paths do 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -26,6 +27,8 @@ META = "dike-trial.json"
 """File whose presence makes a checkpoint complete. Its `needs` names sibling folders that the checkpoint depends on."""
 _SUMS = "sums"
 """Key in `META`: path in the folder -> size and CRC-32 of the file. Local disks only."""
+COPIED = "copied"
+"""Key in `META` of a checkpoint that another trial wrote, with other parameters."""
 
 META_LIMIT_BYTES = 16 * 2**20
 """Maximum size of `META`, which lists every file."""
@@ -127,6 +130,48 @@ def checkpoint_to_resume(spec: TrialSpec) -> str | None:
     instead = f"resuming from '{shown(other)}'" if other else "starting over"
     print(f"dike: {why}; {instead}.", file=sys.stderr, flush=True)
     return other
+
+
+def adopt(spec: TrialSpec) -> TrialSpec:
+    """Copies the checkpoint of another trial that a run resumes from into the trial's own folder.
+
+    What the checkpoint needs is copied too, and the other trial's best model. Then the trial's own checkpoints are
+    deleted.
+
+    Returns:
+        The run, which resumes from the copy; unchanged if the checkpoint is the trial's own or cannot be used.
+    """
+    if spec.resume_from is None or not spec.copies or problem(spec.resume_from):
+        return spec
+    source, _, name = spec.resume_from.rstrip("/").rpartition("/")
+    own = spec.folder.rstrip("/")
+    needed = [name]
+    for other in needed:
+        needed += [each for each in (_meta(f"{source}/{other}") or {}).get("needs", ()) if each not in needed]
+    copied = [*reversed(needed), *(best for _, _, best in _checkpoints(source, _BEST))]
+    for other in copied:
+        _copy_checkpoint(f"{source}/{other}", f"{own}/{other}")
+    for other in checkpoint_names(own):
+        if other not in copied:
+            _remove(f"{own}/{other}")
+    return dataclasses.replace(spec, resume_from=f"{own}/{name}")
+
+
+def _copy_checkpoint(source: str, target: str) -> None:
+    meta = _meta(source)
+    if meta is None:
+        return  # incomplete
+    meta.pop(_SUMS, None)
+    if _is_remote(source) or _is_remote(target):
+        gfile = _gfile(target)
+        if gfile.isdir(target):
+            gfile.rmtree(target)
+        _copy(gfile, source, target)
+    else:
+        make_private(os.path.dirname(target))
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(source, target, symlinks=True)
+    write(target, {}, {**meta, COPIED: True})
 
 
 def prune(path: str, keep: int = 3) -> None:

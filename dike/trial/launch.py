@@ -26,6 +26,7 @@ from dike import own_distribution, process, randomness
 from dike.exceptions import BadInputError, DikeError
 from dike.interception import after_import
 from dike.main_script import ScriptFailedError, exit_code_of, join_threads, run_as_main
+from dike.trial import folders
 from dike.trial.pickled import FUNCTION_SUFFIX
 from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.spec import EXIT_BAD_INPUT
@@ -53,6 +54,7 @@ def run(argv: Sequence[str]) -> NoReturn:
     faulthandler.enable()  # shows where a native library crashed
     os.environ["DIKE_CHECKPOINT_DIR"] = trial.spec.folder
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    trial.spec = folders.adopt(trial.spec)
     if trial.spec.processes > 1:
         _start_others(trial)
     randomness.install(zlib.crc32(f"{trial.spec.search} {trial.spec.number}".encode()))

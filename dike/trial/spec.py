@@ -68,6 +68,11 @@ class TrialSpec:
     max_steps: int | None = None
     max_epochs: int | None = None
 
+    @property
+    def copies(self) -> bool:
+        """Whether it resumes from the checkpoint of another trial, with parameters of its own."""
+        return self.resume_from is not None and not self.resume_from.startswith(f"{self.folder.rstrip('/')}/")
+
     def checkpoint_path(self, step: int) -> str:
         """Unique per run and step."""
         return f"{self.folder.rstrip('/')}/run-{self.run}-step-{step}"

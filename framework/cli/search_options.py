@@ -24,7 +24,6 @@ from dike.trial.pickled import FUNCTION_SUFFIX
 from framework.cli.mesos_options import MASTER_OPTIONS, MESOS_OPTIONS, PRIVATE_MESOS_OPTIONS
 from framework.cli.option_groups import is_given
 from framework.policies.trials.interface import PolicySettings
-from framework.policies.trials.registry import check_learning, make_policy
 from framework.project.entry_point import RUNS_FOLDER, EntryPoint, environment_for_tasks, find_entry_point
 from framework.project.run_folders import absolute_folder, new_job_id
 from framework.project.script_facts import script_facts
@@ -227,6 +226,7 @@ def search_spec(
     Raises:
         BadInputError: if an option, the script or a file cannot be used.
     """
+    from framework.search.policy import check_policy
     from framework.search.space import check_space
 
     name, trials, metric, mode = unresolved.name, unresolved.trials, unresolved.metric, unresolved.mode
@@ -236,7 +236,7 @@ def search_spec(
         raise BadInputError("The script is missing; write dike tune SCRIPT, or dike tune --resume NAME.")
     entry = find_entry_point(script, is_module=is_module)
     space = given_space(unresolved)
-    chosen = unresolved.sampler or default_sampler(space, trials)
+    chosen = unresolved.sampler or default_sampler(space, trials, options.policy)
     if not call.sampler_object:
         check_sampler(chosen)
     check_options(options)
@@ -249,8 +249,6 @@ def search_spec(
         trials = size if trials is None else min(trials, size)
     name = name or new_job_id(entry.script)
     settings = dataclasses.replace(settings, seed=options.seed, move_s=DEFAULT_MOVE_S)
-    make_policy(options.policy, settings)
-    check_learning(options.policy, options.warm_start_from)
     param_style = unresolved.param_style if call.number is None else ParamStyle.NONE
     facts = script_facts(entry, {one.name: one.choices for one in space}, param_style)
     metric = metric or ("val_loss" if facts.validates else "loss")
@@ -260,7 +258,7 @@ def search_spec(
         )
     if mode == "max" and metric == "loss" and call.number is None:
         raise BadInputError("--mode max would maximise the training loss; name another metric with --metric.")
-    return SearchSpec(
+    spec = SearchSpec(
         **values_of(SearchOptions, options),
         name=name,
         script=str(entry.script),
@@ -286,6 +284,8 @@ def search_spec(
         call=call.number,
         earlier_results=call.earlier_results,
     )
+    check_policy(spec)
+    return spec
 
 
 def _signed(pickled: bytes, kind: str, entry: EntryPoint) -> str:

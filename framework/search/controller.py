@@ -331,7 +331,7 @@ class SearchController:
         """Returns trial -> slots that it must not be given.
 
         A trial without a checkpoint can resume only where it is paused. One that failed, without a step since, is
-        retried in another executor; one that ran out of GPU memory, on a larger GPU.
+        retried in another executor; one that ran out of GPU memory, on a larger GPU. One that is being copied waits.
         """
         paused_in = self._paused_in((slot.id, slot.unsaved) for slot in self._pool.slots)
         if any(slot.inherited for slot in self._pool.slots):
@@ -347,6 +347,11 @@ class SearchController:
         for trial, memory_bytes in self._outgrown.items():
             small = frozenset(slot.id for slot in self._pool.slots if gpu_memory_bytes(slot.kind) <= memory_bytes)
             refused[trial] = refused.get(trial, frozenset()) | small
+        for slot in self._pool.slots:
+            for run in slot.runs:
+                # A trial that is being copied must keep that checkpoint until the copy trains.
+                if run.choice.copies is not None and not run.training:
+                    refused[run.choice.copies] = frozenset(slots)
         return refused
 
     def _paused_in(self, listed: Iterable[tuple[int, Iterable[RunKey]]]) -> dict[int, frozenset[int]]:
@@ -386,6 +391,10 @@ class SearchController:
             self._observer.notify(
                 f"trial {record.number} starts anew: its paused process is gone, and it has no checkpoint"
             )
+        if choice.copies is not None:
+            changed = self._trials.copy(record, self._trials.records[choice.copies])
+            choice = dataclasses.replace(choice, reason=f"{choice.reason}: {changed}")
+            self._observer.notify(f"trial {record.number} continues as a copy of trial {choice.copies}: {changed}")
         number = self._trials.start(record, slot.id, slot.node, choice.score, slot.kind)
         run = ActiveRun(record, trial_run(self._spec, record, number), choice)
         slot.request_run(run)

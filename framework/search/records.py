@@ -126,6 +126,17 @@ class SearchOptions:
             reads=list[str],
         ),
     ] = ()
+    mutate: Annotated[
+        tuple[Text, ...],
+        Field(max_length=MAX_PARAMETERS),
+        UserOption(
+            _ORDER,
+            "Parameter that may change while a trial trains, such as a learning rate (policy pbt). Repeatable.",
+            metavar="NAME",
+            read=tuple,
+            reads=list[str],
+        ),
+    ] = ()
     stop: Annotated[
         Text,
         UserOption(

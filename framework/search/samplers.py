@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dike.exceptions import BadInputError
 from dike.trial import pickled
 from dike.trial.spec import Value
+from framework.policies.trials.pbt import PbtPolicy
 from framework.search.records import Parameter, SearchSpec
 from framework.user_folders import signature
 
@@ -33,16 +34,23 @@ EXHAUSTIVE = ("grid", "bruteforce")
 """Samplers that try each point of the space once."""
 MAX_CONDITIONAL_POINTS = 1_000_000
 """Maximum number of points of a grid with conditions: they are counted one by one."""
+RESAMPLE_PROBABILITY = 0.25
+PERTURBATION_FACTORS = (0.8, 1.2)
+"""Of population based training; Ray Tune's defaults."""
 _NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cmaes": ("cmaes",), "gp": ("scipy", "torch"), "qmc": ("scipy",)}
 )
 """Sampler -> packages that Optuna imports on first use."""
 
 
-def default_sampler(space: Sequence[Parameter], trials: int | None) -> str:
-    """Returns `grid` if all parameters are lists, with at least as many points as requested trials, else `tpe`."""
-    is_grid = bool(space) and all(parameter.choices for parameter in space)
-    return "grid" if is_grid and (trials is None or trials <= grid_size(space)) else "tpe"
+def default_sampler(space: Sequence[Parameter], trials: int | None, policy: str) -> str:
+    """Returns `grid` if all parameters are lists, with at least as many points as requested trials.
+
+    Else `tpe`, or `random` for population based training, whose trials all start together.
+    """
+    if space and all(parameter.choices for parameter in space) and (trials is None or trials <= grid_size(space)):
+        return "grid"
+    return "random" if policy == PbtPolicy.name else "tpe"
 
 
 def check_sampler(name: str) -> None:
@@ -278,6 +286,44 @@ def untried_point(spec: SearchSpec, tried: Collection[Point], number: int) -> di
         point = _used(spec.space, values)
         if point_of(point) not in tried:
             return point
+
+
+def vary(spec: SearchSpec, parameters: Mapping[str, Value], seed: str) -> dict[str, Value]:
+    """Returns a trial's parameters with those varied that may change while it trains (`SearchSpec.mutate`).
+
+    As in Ray Tune, a parameter gets a random value of its range or list with probability 1/4. Otherwise a number of a
+    range is multiplied by 0.8 or 1.2, and a value of a list is replaced by one beside it.
+    """
+    draws = random.Random(f"{spec.seed} {seed}")  # noqa: S311
+    varied = dict(parameters)
+    for parameter in spec.space:
+        if parameter.name not in spec.mutate or parameter.name not in parameters:
+            continue
+        value = parameters[parameter.name]
+        is_new = draws.random() < RESAMPLE_PROBABILITY
+        if parameter.choices:
+            at = draws.choice((-1, 1)) + parameter.choices.index(value)
+            beside = parameter.choices[min(max(at, 0), len(parameter.choices) - 1)]
+            varied[parameter.name] = draws.choice(parameter.choices) if is_new else beside
+            continue
+        bounds = parameter.low, parameter.high
+        if not is_new:
+            drawn = float(value) * draws.choice(PERTURBATION_FACTORS)
+        elif parameter.log:
+            drawn = math.exp(draws.uniform(*map(math.log, bounds)))
+        else:
+            drawn = draws.uniform(*bounds)
+        varied[parameter.name] = _in_range(parameter, drawn)
+    return varied
+
+
+def _in_range(parameter: Parameter, value: float) -> Value:
+    """Returns the nearest value of a range."""
+    value = min(max(value, parameter.low), parameter.high) - parameter.low
+    step = parameter.step or (1.0 if parameter.is_integer else None)
+    if step is not None:
+        value = step * min(round(value / step), math.floor((parameter.high - parameter.low) / step + 1e-9))
+    return round(parameter.low + value) if parameter.is_integer else float(f"{parameter.low + value:.12g}")
 
 
 Point = frozenset[tuple[str, Value]]

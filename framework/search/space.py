@@ -117,7 +117,7 @@ def extended(spec: SearchSpec, trials: int | None, space: Sequence[Parameter]) -
     known = {parameter.name: parameter for parameter in spec.space}
     for other in space:
         if other.name not in known:
-            hint = _nearest(other.name, known) or "a search keeps its parameters."
+            hint = nearest(other.name, known) or "a search keeps its parameters."
             raise BadInputError(f"The search '{spec.name}' has no parameter '{other.name}'; {hint}")
         own = known[other.name]
         if bool(own.choices) != bool(other.choices) or (
@@ -198,7 +198,7 @@ def _range(name: str, low: Any, high: Any, options: Sequence[str], where: str) -
             if not _is_number(step):
                 raise BadInputError(f"{where}: the step '{option.removeprefix(_STEP)}' is not a number.")
         elif option not in _OPTIONS:
-            hint = _nearest(option, (*_OPTIONS, _STEP)) or "a range may be followed by :log, :int and :step=X."
+            hint = nearest(option, (*_OPTIONS, _STEP)) or "a range may be followed by :log, :int and :step=X."
             raise BadInputError(f"{where}: '{option}' is not an option of a range; {hint}")
     is_integer = "int" in options
     if is_integer and not (float(low).is_integer() and float(high).is_integer()):
@@ -207,7 +207,7 @@ def _range(name: str, low: Any, high: Any, options: Sequence[str], where: str) -
     return Parameter(name, low=float(low), high=float(high), is_integer=is_integer, log="log" in options, step=step)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """A question for the most similar known name; empty if none is similar."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean '{near[0]}'?" if near else ""
@@ -252,7 +252,7 @@ def _conditional(name: str, node: yaml.MappingNode, path: Path, where: str) -> P
     given = {str(key.value): value for key, value in node.value}
     for key in given:
         if key not in _MAPPING:
-            hint = _nearest(key, _MAPPING) or "write {values: ..., when: {OTHER: [A, B]}}."
+            hint = nearest(key, _MAPPING) or "write {values: ..., when: {OTHER: [A, B]}}."
             raise BadInputError(f"{where}: '{name}' has the unknown key '{key}'; {hint}")
     when = given.get("when")
     if "values" not in given or isinstance(given["values"], yaml.MappingNode):
@@ -314,7 +314,7 @@ def _check_conditions(space: Sequence[Parameter]) -> None:
         for condition in parameter.when:
             other = earlier.get(condition.parameter)
             if other is None:
-                hint = _nearest(condition.parameter, earlier) or "name a parameter that is listed before it."
+                hint = nearest(condition.parameter, earlier) or "name a parameter that is listed before it."
                 raise BadInputError(
                     f"The parameter '{parameter.name}' depends on '{condition.parameter}', which does not precede it; "
                     f"{hint}"

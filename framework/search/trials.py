@@ -22,6 +22,7 @@ from framework.search.limits import FailureRule
 from framework.search.objective import MAX_STEP, Objective
 from framework.search.optuna_study import Study
 from framework.search.records import SearchSpec, TrialRecord, TrialState
+from framework.search.samplers import vary
 from framework.search.speeds import SpeedTracker
 from framework.search.store import Store
 
@@ -206,7 +207,29 @@ class TrialTracker:
             runnable=record.state is not TrialState.RUNNING and not record.state.has_ended(),
             batch_size=record.samples_per_step,
             speeds=self.speeds.of(record),
+            has_checkpoint=record.checkpoint is not None,
             **more,
+        )
+
+    def copy(self, record: TrialRecord, other: TrialRecord) -> str:
+        """Makes a trial a copy of another at its newest checkpoint, with varied parameters; `start` stores it.
+
+        Returns:
+            The varied parameters, as text.
+        """
+        # Above the numbers in the names of the checkpoints that the trial gets.
+        record.runs = max(record.runs, other.runs)
+        record.parameters = vary(self._spec, other.parameters, f"{record.number} {record.runs}")
+        record.readings = [one for one in other.readings if one.step <= other.checkpoint_step]
+        record.slices = [min(before, len(record.readings)) for before in record.slices]
+        record.step = other.checkpoint_step
+        record.train_s = record.readings[-1].train_s if record.readings else 0.0
+        for name in ("checkpoint", "checkpoint_step", "loss", "value", "best_value", "best_step", "stated"):
+            setattr(record, name, getattr(other, name))
+        record.metrics = dict(other.metrics)
+        changed = {name: record.parameters[name] for name in self._spec.mutate if name in record.parameters}
+        return ", ".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in changed.items()
         )
 
     def start(self, record: TrialRecord, slot: int, agent: str, score: float | None, kind: str = "") -> int:
@@ -420,7 +443,7 @@ class TrialTracker:
         if record.state.has_ended():
             self._report_to_study(record)
         else:
-            self._study.annotate(record.number, _study_attributes(record))
+            self._study.annotate(record.number, self._study_attributes(record))
         for log in self._logs:
             log.run_ended(record)
 
@@ -458,8 +481,12 @@ class TrialTracker:
             value,
             failed=value is None or math.isnan(value),
             stopped=record.state is TrialState.STOPPED,
-            attributes=_study_attributes(record),
+            attributes=self._study_attributes(record),
         )
+
+    def _study_attributes(self, record: TrialRecord) -> dict[str, Any]:
+        changed = {"parameters": record.parameters} if self._spec.mutate else {}
+        return {"state": str(record.state), "checkpoint": record.checkpoint, **changed}
 
     def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
         record.state, record.slot, record.ended_s = TrialState.FAILED, None, wall_s
@@ -473,10 +500,6 @@ class TrialTracker:
 def _is_leaving(record: TrialRecord) -> bool:
     """Returns whether a stopped trial's run may still be in its slot; it may finish before it leaves."""
     return record.state is TrialState.STOPPED and record.slot is not None
-
-
-def _study_attributes(record: TrialRecord) -> dict[str, Any]:
-    return {"state": str(record.state), "checkpoint": record.checkpoint}
 
 
 def trial_arguments(spec: SearchSpec, trial: TrialRecord) -> tuple[str, ...]:

@@ -21,11 +21,11 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from dike.described import MAX_ITEMS, Text, refusal, values_of
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
-from framework.policies.trials.registry import check_learning, make_policy
 from framework.scheduler.queue_options import QueueOptions
 from framework.scheduler.records import JobKind, JobRecord
 from framework.scheduler.task_options import Constraints, Environment, JobName, Volumes
 from framework.search.limits import check_options
+from framework.search.policy import check_policy
 from framework.search.records import MAX_PARAMETERS, MAX_TRIALS, Parameter, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, grid_size
 from framework.search.space import check_space
@@ -58,8 +58,6 @@ Measured = Annotated[float, Field(ge=1e-7, le=1e9, allow_inf_nan=False)]
 
 def check_search(spec: SearchSpec) -> None:
     """Raises `BadInputError` if the policy is unknown, or the space cannot be searched this way."""
-    make_policy(spec.policy, spec.settings)
-    check_learning(spec.policy, spec.warm_start_from)
     if spec.sampler_object or spec.space_function:
         raise BadInputError("A service runs no Python objects of its users: name the sampler and list the space.")
     check_sampler(spec.sampler)
@@ -70,6 +68,7 @@ def check_search(spec: SearchSpec) -> None:
         longest = MAX_TRIALS if spec.sampler in EXHAUSTIVE else 2**53
         if parameter.is_integer and parameter.high - parameter.low > longest:
             raise BadInputError(f"The range of '{parameter.name}' is too long.")
+    check_policy(spec)
     if spec.sampler in EXHAUSTIVE and not spec.trial_count <= grid_size(spec.space) < 2**63:
         raise BadInputError("The grid has fewer points than there are trials, or more than can be counted.")
 

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from framework.policies.trials.interface import Decision, Policy, Reading, SlotView, TrialView
 
@@ -69,6 +69,12 @@ def violations(decision: Decision, now_s: float, trials: Sequence[TrialView], sl
                 found.append(f"trial {trial.id} refuses slot {slot_id}")
             if slot.trial in trial_by_id and not trial_by_id[slot.trial].preemptible:
                 found.append(f"trial {slot.trial} cannot be suspended")
+        if choice.copies is not None and (
+            choice.copies == choice.trial
+            or choice.copies not in trial_by_id
+            or not trial_by_id[choice.copies].has_checkpoint
+        ):
+            found.append(f"trial {choice.trial} cannot copy trial {choice.copies}")
         if choice.score is not None and math.isnan(choice.score):
             found.append(f"the score of trial {choice.trial} is NaN")
     for slot_id in decision.suspends:
@@ -105,6 +111,12 @@ class _Trial:
     readings: list[Reading] = field(default_factory=list)
     slices: list[int] = field(default_factory=list)
     speeds: dict[str, float] = field(default_factory=dict)
+
+    def copy(self, other: _Trial) -> None:
+        """Continues from the other's newest report."""
+        self.plan = replace(self.plan, loss=other.plan.loss)
+        self.readings[:] = other.readings
+        self.train_s = min(other.readings[-1].train_s, self.plan.length_s)
 
     def stop(self, now_s: float) -> None:
         if self.training_since_s is not None:
@@ -213,6 +225,8 @@ class PolicyStage:
         for slot_id, choice in decision.runs.items():
             if self._slots[slot_id].trial != choice.trial:
                 self.starts.append(Start(self.now_s, slot_id, choice.trial, choice.reason))
+                if choice.copies is not None:
+                    self.trials[choice.trial].copy(self.trials[choice.copies])
                 self._give(self._slots[slot_id], choice.trial)
         for slot_id in decision.suspends:
             self._vacate(self._slots[slot_id])
@@ -231,6 +245,7 @@ class PolicyStage:
                 batch_size=trial.plan.batch_size,
                 speeds=dict(trial.speeds),
                 left_s=trial.plan.length_s - self.train_s(number) if self._tells_left else None,
+                has_checkpoint=bool(trial.readings),
             )
             for number, trial in sorted(self.trials.items())
             if trial.ended_s is None

@@ -18,7 +18,7 @@ from tests.properties import examples
 
 SETTINGS = PolicySettings(quantum_s=10.0, trials_per_slot=3, milestones=(Milestone(0.5, 20.0), Milestone(0.9, 40.0)))
 each_policy = pytest.mark.parametrize("name", sorted(POLICIES))
-each_that_sees_losses = pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"fifo", "rr"}))
+each_that_ranks = pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"fifo", "rr", "pbt"}))
 each_that_takes_turns = pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"fifo", "asha"}))
 """With the others all wait for the end of the first trial, or of the best."""
 
@@ -93,7 +93,7 @@ def test_in_any_world_the_contract_is_kept_and_every_trial_ends(
 
 
 @pytest.mark.slow
-@each_that_sees_losses
+@each_that_ranks
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at_s", [0.0, 12.0, 200.0])
 def test_a_trial_whose_loss_is_no_number_never_wins(name: str, value: float, at_s: float) -> None:
@@ -143,5 +143,5 @@ def test_every_policy_says_its_name(name: str) -> None:
 
 
 def test_an_unknown_policy_is_bad_input() -> None:
-    with pytest.raises(BadInputError, match=r"no policy 'hermez'; did you mean hermes.*hermes, hermes2, rr, slaq"):
+    with pytest.raises(BadInputError, match=r"no policy 'hermez'; did you mean hermes.*hermes, hermes2, pbt, rr, slaq"):
         make_policy("hermez", SETTINGS)

@@ -19,7 +19,7 @@ from framework.mesos import events
 from framework.policies.trials.interface import Choice
 from framework.search.controller import MAX_FAILED_EXECUTORS
 from framework.search.optuna_study import Study
-from framework.search.records import MAX_FAILURES, SearchOutcome, TrialRecord, TrialState, trials_to_resume
+from framework.search.records import MAX_FAILURES, Parameter, SearchOutcome, TrialRecord, TrialState, trials_to_resume
 from framework.search.recovery import SearchState, restore_runs
 from framework.search.slots import ActiveRun, Slot, prefer_paused
 from framework.search.store import Store
@@ -1068,3 +1068,28 @@ def test_a_policy_that_begins_anew_hears_of_the_trials_that_have_ended(
     progress = resumed.policy.progress
     assert {trial: one.loss for trial, one in progress.items()} == {0: 1.0}
     assert resumed.tracker.take_ended_before() == []
+
+
+def test_a_poor_trial_becomes_a_copy_that_the_other_waits_for(begin: Any, storage: str) -> None:
+    space = (Parameter("lr", low=1e-4, high=1.0, log=True), Parameter("units", choices=(8, 16)))
+    stage = begin(trials=2, policy="pbt", space=space, sampler="random", mutate=("lr",))
+    (slot,) = stage.offer(cpus=1)
+    first, second = stage.trials[0], stage.trials[1]
+    before = dict(first.parameters)
+    for step, (number, loss) in enumerate([(0, 2.0), (1, 1.0)], 10):
+        assert slot.train() == (number, 0)
+        slot.report(step, loss)
+        stage.tick(QUANTUM_S + 0.1)
+        slot.end("suspended", suspend_s=0.1, checkpoint=f"/s/trial-{number}/run-0-step-{step}", step=step)
+    order = slot.wanted.run.trial
+    assert (order.number, order.run, order.resume_from) == (0, 1, "/s/trial-1/run-0-step-11")
+    assert order.copies
+    assert order.parameters == first.parameters == stored(storage)[0].parameters
+    assert first.parameters["units"] == second.parameters["units"]
+    assert first.parameters["lr"] not in (before["lr"], second.parameters["lr"])
+    assert (first.step, first.value, [reading.loss for reading in first.readings]) == (11, 1.0, [1.0])
+    assert f"trial 0 continues as a copy of trial 1: lr={first.parameters['lr']:g}" in stage.observer.notes
+    (empty,) = stage.offer(cpus=1, first=1)
+    assert empty.wanted.run is None, "the checkpoint of trial 1 is being copied"
+    slot.train()
+    assert empty.wanted.run.key == (1, 1)

@@ -8,6 +8,7 @@ import dataclasses
 import importlib.util
 import math
 import pickle
+import re
 from pathlib import Path
 
 import optuna
@@ -19,6 +20,7 @@ from dike.exceptions import BadInputError
 from dike.trial import pickled
 from framework.search.importance import MIN_TRIALS, importances
 from framework.search.optuna_study import Study
+from framework.search.policy import check_policy
 from framework.search.pruners import parse_stop
 from framework.search.records import Condition, Parameter, SearchSpec, TrialRecord
 from framework.search.records import TrialState as SearchTrialState
@@ -28,6 +30,7 @@ from framework.search.samplers import (
     describe_sampler,
     grid_size,
     learns,
+    vary,
     write_object,
 )
 from framework.search.space import extended
@@ -258,11 +261,12 @@ def test_the_parameter_that_decides_is_the_most_important(mode: str) -> None:
 
 
 def test_the_sampler_follows_from_the_space() -> None:
-    assert default_sampler(GRID, None) == "grid"
-    assert default_sampler(GRID, 3) == "grid"
-    assert default_sampler(GRID, 6) == "grid"
-    assert default_sampler(GRID, 7) == "tpe"
-    assert default_sampler(RANGES, None) == "tpe"
+    assert default_sampler(GRID, None, "dike") == "grid"
+    assert default_sampler(GRID, 3, "dike") == "grid"
+    assert default_sampler(GRID, 6, "dike") == "grid"
+    assert default_sampler(GRID, 7, "dike") == "tpe"
+    assert default_sampler(RANGES, None, "dike") == "tpe"
+    assert default_sampler(RANGES, None, "pbt") == "random"
     with pytest.raises(BadInputError, match="'lr' is a range"):
         grid_size(RANGES)
     assert grid_size((Parameter("n", low=2, high=8, is_integer=True), *GRID)) == 42
@@ -682,3 +686,47 @@ def test_what_a_search_cannot_get(trials: int | None, space: tuple[Parameter, ..
     with pytest.raises(BadInputError) as caught:
         extended(spec_of(GRID, "grid", 6), trials, space)
     assert sentence in str(caught.value)
+
+
+def test_only_the_parameters_that_may_change_vary_and_stay_in_their_range() -> None:
+    space = (*RANGES, Parameter("dropout", low=0.0, high=0.5, step=0.1), Parameter("size", choices=(8, 16, 32, 64)))
+    mutate = ("lr", "layers", "dropout", "size")
+    spec = SearchSpec("s", "train.py", (), {}, space, "random", 4, policy="pbt", mutate=mutate)
+    before = {"lr": 0.01, "units": 8, "layers": 2, "optimizer": "adam", "nesterov": True, "dropout": 0.2, "size": 16}
+    seen: dict[str, set[object]] = {name: set() for name in before}
+    for number in range(400):
+        varied = vary(spec, before, str(number))
+        assert varied == vary(spec, before, str(number))
+        for name, value in varied.items():
+            seen[name].add(value)
+            assert type(value) is type(before[name])
+    assert {name: seen[name] for name in ("units", "optimizer", "nesterov")} == {
+        "units": {8},
+        "optimizer": {"adam"},
+        "nesterov": {True},
+    }
+    assert {0.008, 0.012} < seen["lr"]
+    assert all(1e-5 <= value <= 0.1 for value in seen["lr"])
+    assert seen["layers"] == {1, 2, 3}
+    assert seen["dropout"] == {0.0, 0.1, 0.2, 0.3, 0.4, 0.5}
+    assert seen["size"] == {8, 16, 32, 64}
+    edge = {vary(spec, {"lr": 0.1, "size": 64}, str(number))["size"] for number in range(50)}
+    assert {32, 64} <= edge
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy": "fifo"}, "--mutate is for --policy pbt; 'fifo' changes no parameters"),
+        ({"mutate": ()}, "needs the parameters that may change while a trial trains: --mutate lr"),
+        ({"mutate": ("lrr",)}, "--mutate 'lrr' is not a parameter of the search; did you mean 'lr'?"),
+        ({"stop": "median"}, "leave out --stop"),
+        ({"sampler": "tpe"}, "before the sampler tpe could learn"),
+        ({"space": (), "space_function": "x"}, "a function of Optuna has none"),
+    ],
+)
+def test_options_that_population_based_training_cannot_use(changes: dict[str, object], message: str) -> None:
+    spec = SearchSpec("s", "train.py", (), {}, RANGES, "random", 4, policy="pbt", mutate=("lr",))
+    check_policy(spec)
+    with pytest.raises(BadInputError, match=re.escape(message)):
+        check_policy(dataclasses.replace(spec, **changes))

@@ -144,6 +144,41 @@ def test_a_checkpoint_copied_without_its_checksums_can_be_resumed_from(tmp_path:
     assert folders.newest(str(tmp_path)) == path
 
 
+def test_a_copy_of_another_trial_has_its_checkpoint_what_that_needs_and_its_best_model(tmp_path: Path) -> None:
+    other, own = tmp_path / "trial-3", tmp_path / "trial-1"
+    _write(other, 0, 5)
+    path = _write(other, 4, 30, needs=["run-0-step-5"])
+    _write(other, 3, 20)
+    folders.write(str(other / "best-run-2-step-9"), {"state": b"best"}, {"kind": "test", "step": 9})
+    _write(own, 0, 5)
+    _write(own, 2, 25)
+    folders.write(str(own / "best-run-1-step-7"), {"state": b"own"}, {"kind": "test", "step": 7})
+    spec = TrialSpec("s", 1, 5, {}, str(own), resume_from=path)
+
+    adopted = folders.adopt(spec)
+
+    assert _names(own) == {"run-0-step-5", "run-4-step-30", "best-run-2-step-9"}
+    assert adopted.resume_from == str(own / "run-4-step-30")
+    assert not adopted.copies
+    assert folders.problem(adopted.resume_from) == ""
+    meta, read = folders.read(adopted.resume_from)
+    assert (meta[folders.COPIED], read("state")) == (True, b"4/30")
+    assert folders.read(str(own / "run-0-step-5"))[1]("state") == b"0/5"
+    assert folders.COPIED not in folders.read(path)[0], "the other trial's own stays"
+
+
+@pytest.mark.parametrize("damage", [lambda path: shutil.rmtree(path), lambda path: (path / "state").write_bytes(b"x")])
+def test_a_copy_of_a_checkpoint_that_is_gone_or_damaged_leaves_the_trials_own(
+    damage: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = _write(tmp_path / "trial-3", 4, 30)
+    own = _write(tmp_path / "trial-1", 2, 25)
+    damage(Path(path))
+    spec = TrialSpec("s", 1, 5, {}, str(tmp_path / "trial-1"), resume_from=path)
+    assert folders.adopt(spec) == spec
+    assert folders.checkpoint_to_resume(spec) == own
+
+
 def test_old_checkpoints_are_removed_unless_they_are_needed(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4, 5):
         _write(tmp_path, 0, step)

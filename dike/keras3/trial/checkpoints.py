@@ -65,6 +65,7 @@ class FitCheckpoint:
         train_s: seconds of training before it.
         values: name of a variable -> its value.
         layout: other parts of Keras' model files (`dike.keras3.model_files`); empty after reading.
+        is_copy: whether another trial wrote it, with other parameters.
         arrays: arrays that the callbacks' attributes refer to.
         data_arrays: arrays that the data's attributes refer to.
         iterator_files: state of the current data iterator; empty if not needed.
@@ -78,6 +79,7 @@ class FitCheckpoint:
     data_arrays: list[Any]
     iterator_files: dict[str, bytes]
     layout: bytes = b""
+    is_copy: bool = False
 
 
 def write(checkpoint: FitCheckpoint) -> None:
@@ -120,4 +122,13 @@ def read(path: str) -> FitCheckpoint | None:
     groups = load_groups(content(_ARRAYS))
     values = load_arrays(content(VARIABLES))
     iterator_files = {name: content(name) for name in meta["iterator"]}
-    return FitCheckpoint(path, meta["train_s"], state, values, groups["callbacks"], groups["data"], iterator_files)
+    return FitCheckpoint(
+        path,
+        meta["train_s"],
+        state,
+        values,
+        groups["callbacks"],
+        groups["data"],
+        iterator_files,
+        is_copy=meta.get(folders.COPIED, False),
+    )

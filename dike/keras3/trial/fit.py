@@ -15,7 +15,7 @@ from dike import randomness
 from dike.keras3.callbacks import append_logs, settle
 from dike.keras3.data import Batches, intercept_iterators
 from dike.keras3.fit_call import loss_of, scalar_logs, validates
-from dike.keras3.model import named_variables, restore_values, values_of
+from dike.keras3.model import learning_rates_of, named_variables, restore_values, values_of
 from dike.keras3.model_files import ModelFiles, ModelSnapshot
 from dike.keras3.trial import checkpoints
 from dike.keras3.trial.checkpoints import FitCheckpoint, FitState
@@ -165,6 +165,9 @@ class TrialFit:
         self._callbacks = TrialCallbacks(arguments, model, self, appends=self._saved is not None)
         self._batches: Batches | None = None
         self._evaluations: list[Batches] = []
+        # Another trial's learning rate must not replace the script's own, which may be a parameter of the search.
+        is_copy = self._saved is not None and self._saved.is_copy
+        self._own_rates = learning_rates_of(model) if is_copy else {}
         self._files = ModelFiles(model)
         self._best: ModelSnapshot | None = None
         self._states = CallbackStates(self._callbacks.callbacks)
@@ -243,7 +246,7 @@ class TrialFit:
 
     def _restore(self, random_state: dict[str, Any] | None = None) -> None:
         assert self._saved is not None
-        restore_values(self._model, self._saved.values, self._saved.path)
+        restore_values(self._model, {**self._saved.values, **self._own_rates}, self._saved.path)
         self._states.restore(self._saved.state.callbacks, self._saved.arrays)
         randomness.restore(random_state or self._saved.state.randomness)
 

@@ -56,6 +56,7 @@ class TrialView:
         batch_size: samples per step; 1 if unknown.
         speeds: kind of slot -> measured samples/s; kinds on which it never ran are missing.
         left_s: estimated remaining training time; None if unknown.
+        has_checkpoint: whether another trial could start as a copy of it.
     """
 
     id: int
@@ -69,6 +70,7 @@ class TrialView:
     batch_size: float = 1.0
     speeds: Mapping[str, float] = field(default_factory=dict)
     left_s: float | None = None
+    has_checkpoint: bool = True
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,13 @@ class Choice:
         reason: a few words for people, such as `first slice` or `fastest convergence`.
         score: what trials were compared by (convergence, expected time, ...), greater is better; None without
             comparison.
+        copies: another trial, whose newest checkpoint and parameters it continues with; the parameters are varied.
     """
 
     trial: int
     reason: str
     score: float | None = None
+    copies: int | None = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,8 @@ class Policy(Protocol):
         * name a trial that is neither runnable nor running in that very slot (running trials do not move), or that
           refuses the slot;
         * replace or suspend a running trial that is not preemptible, or both suspend a slot's trial and give it
-          another.
+          another;
+        * have a trial copy one without a checkpoint, or itself.
     Equal sequences of calls give equal decisions; randomness is seeded.
     """
 

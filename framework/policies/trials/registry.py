@@ -12,12 +12,22 @@ from framework.policies.trials.fifo import FifoPolicy
 from framework.policies.trials.hermes import HermesPolicy
 from framework.policies.trials.hermes2 import Hermes2Policy
 from framework.policies.trials.interface import Policy, PolicySettings
+from framework.policies.trials.pbt import PbtPolicy
 from framework.policies.trials.round_robin import RoundRobinPolicy
 from framework.policies.trials.slaq import SlaqPolicy
 
 POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
     policy.name: policy
-    for policy in (DikePolicy, HermesPolicy, Hermes2Policy, FifoPolicy, RoundRobinPolicy, SlaqPolicy, AshaPolicy)
+    for policy in (
+        DikePolicy,
+        HermesPolicy,
+        Hermes2Policy,
+        FifoPolicy,
+        RoundRobinPolicy,
+        SlaqPolicy,
+        AshaPolicy,
+        PbtPolicy,
+    )
 }
 """Name -> factory; each search has its own policy object."""
 
