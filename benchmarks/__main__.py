@@ -33,6 +33,7 @@ NAMES = (
     "embedded_mesos",
     "cluster",
     "search",
+    "many_trials",
     "policies",
     "different_slots",
     "different_gpus",

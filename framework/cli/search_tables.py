@@ -12,7 +12,16 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from framework.search.records import Mode, SearchSpec, SliceRecord, TrialRecord, TrialState, ValueKind, best_trial
+from framework.search.records import (
+    Mode,
+    SearchSpec,
+    SliceRecord,
+    TrialRecord,
+    TrialState,
+    ValueKind,
+    best_trial,
+    ranked,
+)
 from solver.cli.output import new_table
 from solver.units import format_bytes
 
@@ -89,6 +98,13 @@ def trials_table(
             column.no_wrap, column.overflow, column.ratio = True, "ellipsis", 1
             table.expand = True
     return table
+
+
+def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> list[TrialRecord]:
+    """Returns at most `count` trials: running ones, then the others by rank."""
+    running = [trial for trial in trials if trial.state is TrialState.RUNNING]
+    others = ranked([trial for trial in trials if trial.state is not TrialState.RUNNING], mode)
+    return [*running, *others][:count]
 
 
 def slices_table(slices: Sequence[SliceRecord], width: int) -> Table:

@@ -19,18 +19,17 @@ from framework.cli.search_tables import (
     best_trials_table,
     describe_best,
     describe_parameters,
+    most_interesting,
     trials_table,
 )
 from framework.search.observer import SearchObserver
 from framework.search.records import (
-    Mode,
     SearchOutcome,
     SearchSpec,
     TrialRecord,
     TrialState,
     best_trial,
     best_trials,
-    ranked,
 )
 from framework.search.slots import Slot
 
@@ -167,13 +166,6 @@ def live_frame(trials: Sequence[TrialRecord], spec: SearchSpec, width: int, heig
     return Group(
         Text(summary(trials, spec)), trials_table(shown, spec, width, one_line=True, best=best_trial(trials, spec.mode))
     )
-
-
-def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> list[TrialRecord]:
-    """Returns at most `count` trials: running ones, then the others by rank."""
-    running = [trial for trial in trials if trial.state is TrialState.RUNNING]
-    others = ranked([trial for trial in trials if trial.state is not TrialState.RUNNING], mode)
-    return [*running, *others][:count]
 
 
 def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:

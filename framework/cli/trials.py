@@ -24,6 +24,8 @@ StorageOption = Annotated[
         show_default="dike-runs/searches.db",
     ),
 ]
+MAX_SHOWN = 200
+"""Maximum number of trials in a table: those that run, and the best."""
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 
 
@@ -35,7 +37,7 @@ def trials(
     output_format: FormatOption = Format.TABLE,
 ) -> None:
     """Shows a search's trials, or lists the searches."""
-    from framework.cli.search_tables import describe_best, resume_hint, search_state, trials_table
+    from framework.cli.search_tables import describe_best, most_interesting, resume_hint, search_state, trials_table
     from framework.search.database import STORAGE_VARIABLE, default_storage
     from framework.search.records import best_trial, trials_to_resume
     from framework.search.speeds import SpeedTracker
@@ -68,7 +70,10 @@ def trials(
         )
         return
     out = console()
-    out.print(trials_table(records, spec, out.width, speeds=speeds))
+    shown = sorted(most_interesting(records, spec.mode, MAX_SHOWN), key=lambda record: record.number)
+    out.print(trials_table(shown, spec, out.width, speeds=speeds, best=best_trial(records, spec.mode)))
+    if len(records) > len(shown):
+        say(out, f"{len(records) - len(shown):,} more trials are not shown; dike trials {name} --format json has all")
     if reached := describe_best(records, spec.metric, spec.mode):
         out.print(f"Best: {reached}", markup=False, highlight=False, soft_wrap=True)
     for record in records:

@@ -9,7 +9,7 @@ import functools
 import math
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,12 +78,18 @@ class Study:
         self._spec = spec
         self._url = storage.engine.url
         with study_errors(self._url):
-            # A WAITING trial was enqueued by `_enqueue_if_repeated`, and not asked for yet.
-            known = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
+            trials = _numbers_and_states(study, storage)
+        # A WAITING trial was enqueued by `_enqueue_if_repeated`, and not asked for yet.
+        known = [trial for trial in trials if trial.state.name != "WAITING"]
+        self._has_enqueued = len(known) < len(trials)
         self._asked = len(known)
         # Cached, as Optuna reads all trials to find one by number.
-        self._ids = {trial.number: trial._trial_id for trial in known}
+        self._ids = {trial.number: trial.trial_id for trial in known}
         self._reported: dict[int, int] = {}
+        self._ended = {trial.number for trial in known if trial.state.is_finished()}
+        """Trials that had ended before this process."""
+        self._open = {trial.number for trial in known} - self._ended
+        """Trials whose end this process has not reported yet."""
         # The number of trials when its sampler had no more points: more may have been added since.
         self._is_exhausted = study.user_attrs.get(EXHAUSTED) == spec.trial_count
         self._pruner = Pruner(parse_stop(spec.stop), spec.mode) if spec.stop else None
@@ -155,23 +161,37 @@ class Study:
             self._enqueue_if_repeated(number)
         self._set_sampler(number)
         with study_errors(self._url), _user_code_errors(f"sampler {self._spec.sampler}"):
-            trial = self._study.ask()
+            trial = self._new_trial()
             self._asked += 1
             self._ids[trial.number] = trial._trial_id
+            self._open.add(trial.number)
+            self._reported[trial.number] = -1
             parameters = self._suggest(trial)
             if is_exhaustive(self._study.sampler) and not self._is_exhausted:
                 self._detect_exhaustion(trial.number)
             return trial.number, parameters
 
-    def asked(self) -> dict[int, dict[str, Value]]:
-        """Returns number -> parameters of all trials asked for, including one that a killed process did not store."""
+    def _new_trial(self) -> optuna.Trial:
+        """Creates a trial as `optuna.Study.ask`, which reads all open trials to look for enqueued ones."""
+        import optuna
+
+        if self._has_enqueued:
+            self._has_enqueued = False
+            return self._study.ask()
+        self._study._thread_local.cached_all_trials = None
+        return optuna.Trial(self._study, self._storage.create_new_trial(self._study._study_id))
+
+    def asked(self, known: Collection[int] = ()) -> dict[int, dict[str, Value]]:
+        """Returns number -> parameters of all trials asked for, including one that a killed process did not store.
+
+        Trials that are `known` are left out: reading thousands takes seconds.
+        """
         import optuna
 
         asked = {}
         with study_errors(self._url):
-            for frozen in self._study.get_trials(deepcopy=False):
-                if frozen.state.name == "WAITING":
-                    continue
+            for number in sorted(self._ids.keys() - set(known)):
+                frozen = self._frozen(number)
                 parameters: dict[str, Value] = dict(frozen.params)
                 is_partial = any(one.is_used(parameters) and one.name not in parameters for one in self._spec.space)
                 if not frozen.state.is_finished() and (is_partial or self._ask_space is not None):
@@ -202,6 +222,7 @@ class Study:
                     drawn[one.name] = sampler.sample_independent(self._study, frozen, one.name, distribution_of(one))
             if point_of(drawn) in tried:
                 self._study.enqueue_trial(point)
+                self._has_enqueued = True
 
     def report(self, number: int, step: int, value: float) -> None:
         """Stores an intermediate value of a running trial; only some are kept (`REPORT_GROWTH`)."""
@@ -250,8 +271,12 @@ class Study:
         """
         from optuna.trial import TrialState as State
 
-        if self._frozen(number).state.is_finished():
+        if number in self._ended:
             return
+        # An earlier attempt may have failed after the database had it.
+        if number not in self._open and self._frozen(number).state.is_finished():
+            return
+        self._open.discard(number)
         shown = dict(attributes or {})
         is_number = value is not None and not math.isnan(value)
         if value is not None and not is_number:
@@ -328,6 +353,15 @@ class Study:
     def _frozen(self, number: int) -> optuna.trial.FrozenTrial:
         with study_errors(self._url):
             return self._storage.get_trial(self._ids[number])
+
+
+def _numbers_and_states(study: optuna.Study, storage: RDBStorage) -> Sequence[Any]:
+    """Returns `number`, `trial_id` and `state` of all trials. Optuna would load their parameters and values, too."""
+    from optuna.storages._rdb.models import TrialModel
+
+    query = select(TrialModel.number, TrialModel.trial_id, TrialModel.state).order_by(TrialModel.number)
+    with storage.engine.connect() as connection:
+        return connection.execute(query.where(TrialModel.study_id == study._study_id)).all()
 
 
 def _study(storage: RDBStorage, spec: SearchSpec) -> optuna.Study:

@@ -12,7 +12,8 @@ from typing import Any
 
 from framework.mesos.tasks import TaskState
 from framework.policies.trials.interface import Choice
-from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
+from framework.search.optuna_study import Study
+from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState, trials_to_resume
 from framework.search.slots import ActiveRun, Slot
 from framework.search.speeds import rate_of
 from framework.search.store import Store
@@ -90,6 +91,17 @@ def _slot(values: Mapping[str, Any]) -> Slot:
     known = {name: values[name] for name in _SLOT_FIELDS}
     devices = tuple(int(device) for device in known["gpu_devices"])
     return Slot(**{**known, "gpu_devices": devices, "state": TaskState(known["state"])}, inherited=True)
+
+
+def load_trials_to_resume(store: Store, study: Study, live_slots: Collection[int] = ()) -> list[TrialRecord]:
+    """Loads the trials of an interrupted search (`trials_to_resume`), and stores those that have changed by that."""
+    stored = store.load_trials()
+    before = {record.number: (record.state, record.slot) for record in stored}
+    records = trials_to_resume(stored, study.asked(before), live_slots)
+    for record in records:
+        if before.get(record.number) != (record.state, record.slot):
+            store.save_trial(record)
+    return records
 
 
 def close_open_slices(store: Store, last_heartbeat_s: float | None, live_slots: Collection[int] = ()) -> None:

@@ -35,8 +35,8 @@ from framework.search.mlflow_log import MLflowLog
 from framework.search.observer import SearchObserver
 from framework.search.optuna_study import Study
 from framework.search.policy import policy_of
-from framework.search.records import SearchOutcome, SearchSpec, trials_to_resume
-from framework.search.recovery import close_open_slices
+from framework.search.records import SearchOutcome, SearchSpec
+from framework.search.recovery import close_open_slices, load_trials_to_resume
 from framework.search.samplers import describe_sampler
 from framework.search.slot_pool import SearchSizing, SlotLaunch
 from framework.search.space import MORE_TRIALS
@@ -137,9 +137,7 @@ def _run_locked(request: SearchRequest, store: Store, observer: SearchObserver) 
 
 def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObserver) -> SearchOutcome:
     spec = request.spec
-    records = trials_to_resume(store.load_trials(), study.asked()) if request.resume else []
-    for record in records:
-        store.save_trial(record)
+    records = load_trials_to_resume(store, study) if request.resume else []
     with contextlib.ExitStack() as stack:
         logs: list[TrialLog] = []
         if request.logdir is not None:

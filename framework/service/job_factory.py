@@ -24,8 +24,8 @@ from framework.search.controller import SearchController
 from framework.search.limits import FailureRule
 from framework.search.optuna_study import Study
 from framework.search.policy import policy_of
-from framework.search.records import SearchSpec, TrialRecord, TrialState, trials_to_resume
-from framework.search.recovery import SearchState, close_open_slices
+from framework.search.records import SearchSpec, TrialRecord, TrialState
+from framework.search.recovery import SearchState, close_open_slices, load_trials_to_resume
 from framework.search.slot_pool import SearchSizing, SlotLaunch
 from framework.search.store import Store
 from framework.search.trials import TrialTracker
@@ -203,10 +203,8 @@ def make_search(record: JobRecord, entry: JobEntry, recorder: JobRecorder, conte
         resources.callback(study.close)
         store.reopen_search()
         close_open_slices(store, last_heartbeat_s, live_slots)
-        records = trials_to_resume(store.load_trials(), study.asked(), live_slots)
+        records = load_trials_to_resume(store, study, live_slots)
         state = _apply_abort(spec, state, records)
-        for trial in records:
-            store.save_trial(trial)
         slices = store.load_slices()
         first_slot = max((one.slot for one in slices), default=-1) + 1
         if state is not None:
