@@ -73,7 +73,7 @@ def trials(
     shown = sorted(most_interesting(records, spec.mode, MAX_SHOWN), key=lambda record: record.number)
     out.print(trials_table(shown, spec, out.width, speeds=speeds, best=best_trial(records, spec.mode)))
     if len(records) > len(shown):
-        say(out, f"{len(records) - len(shown):,} more trials are not shown; dike trials {name} --format json has all")
+        say(out, f"the table has {len(shown)} of {len(records):,} trials; dike trials {name} --format json has all")
     if reached := describe_best(records, spec.metric, spec.mode):
         out.print(f"Best: {reached}", markup=False, highlight=False, soft_wrap=True)
     for record in records:

@@ -213,6 +213,16 @@ def test_the_trials_of_a_search_are_shown(dike: Dike, url: str) -> None:
     assert {"agent", "convergence", "created_s", "ended_s"} <= answer["trials"][0].keys()
 
 
+def test_of_many_trials_those_that_run_and_the_best_are_shown(dike: Dike, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("framework.cli.trials.MAX_SHOWN", 2)
+    shown = dike("trials", "digits").stdout
+    assert "the table has 2 of 3 trials; dike trials digits --format json has all" in shown.replace("\n", " ")
+    assert "lr=0.1 " in shown
+    assert "lr=0.03333" in shown
+    assert "lr=0.05 " not in shown
+    assert len(json.loads(dike("trials", "digits", "--format", "json").stdout)["trials"]) == 3
+
+
 def test_the_slices_of_a_search_are_shown(dike: Dike, url: str) -> None:
     shown = dike("timeline", "digits").stdout
     for word in ("+5:00", "10.0 s", "node-1", "fastest", "0.5", "0 to 100", "512.0 MiB", "lost"):

@@ -730,3 +730,21 @@ def test_options_that_population_based_training_cannot_use(changes: dict[str, ob
     check_policy(spec)
     with pytest.raises(BadInputError, match=re.escape(message)):
         check_policy(dataclasses.replace(spec, **changes))
+
+
+def test_known_trials_are_not_read_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = SearchSpec("s", "train.py", (), {}, RANGES, "random", 5)
+    study = Study.create(url, spec)
+    points = dict(study.ask() for _ in range(3))
+    study.tell(0, 1.0, failed=False)
+    opened = Study.open(url, spec)
+    read: list[int] = []
+    frozen = opened._frozen
+    monkeypatch.setattr(opened, "_frozen", lambda number: read.append(number) or frozen(number))
+    assert opened.asked({0, 1}) == {2: points[2]}
+    opened.tell(0, 2.0, failed=False)
+    opened.tell(1, 3.0, failed=False)
+    assert read == [2]
+    assert [trial.value for trial in optuna.load_study(study_name="s", storage=url).trials] == [1.0, 3.0, None]
+    opened.tell(1, 4.0, failed=False)
+    assert optuna.load_study(study_name="s", storage=url).trials[1].value == 3.0
