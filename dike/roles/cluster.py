@@ -95,7 +95,7 @@ def wait_for(servers: Iterable[tuple[str, str]]) -> None:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Splits `host:port`, in which an IPv6 address may stand in brackets."""
+    """Splits `host:port`, in which an IPv6 address may be in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from framework.cli.search_tables import describe_parameters, format_duration
+from framework.cli.search_tables import format_duration
 from framework.scheduler.queue_options import Priority
 from framework.scheduler.records import INTENDED, JobState, TaskRecord
-from framework.search.records import TrialRecord
+from framework.search.records import TrialRecord, describe_parameters
 from framework.service.explanation import AgentRow, Explanation, Verdict
 from solver.cli.output import new_table
 from solver.units import MIB, format_bytes
@@ -229,7 +229,11 @@ def _used(agent: AgentView, resource: str) -> str:
 
 
 def _trial(trial: TrialRecord, metric: str) -> str:
-    parts = [f"trial {trial.number}: {metric} {trial.value:.5g}", describe_parameters(trial), trial.checkpoint]
+    parts = [
+        f"trial {trial.number}: {metric} {trial.value:.5g}",
+        describe_parameters(trial.parameters),
+        trial.checkpoint,
+    ]
     return "; ".join(filter(None, parts))
 
 

@@ -15,7 +15,7 @@ from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedErro
 from framework.cli.job_names import JOB_HELP, find_job
 from framework.cli.option_groups import is_given, with_options
 from framework.cli.service_options import ServiceAccess, service_access
-from framework.cli.trials import StorageOption
+from framework.cli.trials import StorageOption, print_trials
 from framework.project.entry_point import RUNS_FOLDER, SEARCHES_FILE
 from framework.scheduler.records import JobKind, OutputChunk
 from solver.cli.output import console, say
@@ -141,15 +141,12 @@ def _logs_of_service(
 
 def _choose(store: Store, *, follow: bool) -> None:
     """Lists the trials to choose from."""
-    from framework.cli.search_tables import trials_table
-
     name = store.spec.name
     if follow:
         raise BadInputError(
             f"--follow needs a trial of the search {name}; add --trial N. dike trials {name} lists them."
         )
-    out = console()
-    out.print(trials_table(store.load_trials(readings=False), store.spec, out.width))
+    print_trials(console(), store.load_trials(readings=False), store.spec)
     say(console(stderr=True), f"dike logs {name} --trial N shows the output of trial N")
 
 

@@ -226,8 +226,7 @@ def search_spec(
     Raises:
         BadInputError: if an option, the script or a file cannot be used.
     """
-    from framework.search.policy import check_policy
-    from framework.search.space import check_space
+    from framework.search.space import check_policy, check_space
 
     name, trials, metric, mode = unresolved.name, unresolved.trials, unresolved.metric, unresolved.mode
     if name is not None:

@@ -20,6 +20,8 @@ from framework.search.records import (
     TrialState,
     ValueKind,
     best_trial,
+    describe_parameters,
+    describe_value,
     ranked,
 )
 from solver.cli.output import new_table
@@ -80,7 +82,7 @@ def trials_table(
     values = [Text(_number(record.value), "bold" if record is best else "") for record in records]
     columns = (
         _Column("trial", _texts(str(record.number) for record in records)),
-        _Column("parameters", _texts(map(describe_parameters, records)), folds=True),
+        _Column("parameters", _texts(describe_parameters(record.parameters) for record in records), folds=True),
         _Column("state", [Text(record.status, _STYLES.get(record.state, "")) for record in records]),
         _Column("slot", _texts("" if record.slot is None else str(record.slot) for record in records), dispensable=2),
         _Column("steps", _texts(f"{record.step:,}" for record in records)),
@@ -153,9 +155,13 @@ def best_trials_table(
         folder: folder of the search's checkpoints; empty if unknown.
         width: width of the terminal in characters.
     """
-    parameters = [_Column(name, _texts(_value(trial.parameters.get(name, "")) for trial in trials)) for name in names]
+    parameters = [
+        _Column(name, _texts(describe_value(trial.parameters.get(name, "")) for trial in trials)) for name in names
+    ]
     if _width(parameters) > width / 2:
-        parameters = [_Column("parameters", _texts(map(describe_parameters, trials)), folds=True)]
+        parameters = [
+            _Column("parameters", _texts(describe_parameters(trial.parameters) for trial in trials), folds=True)
+        ]
     inside = f"{folder.rstrip('/')}/" if folder else ""
     columns = (
         _Column("trial", _texts(str(trial.number) for trial in trials)),
@@ -247,11 +253,6 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def describe_parameters(trial: TrialRecord) -> str:
-    """Formats a trial's parameters: `lr=0.1, units=64`."""
-    return ", ".join(f"{name}={_value(value)}" for name, value in trial.parameters.items())
-
-
 def _fitting_table(title: str, columns: Sequence[_Column], width: int) -> Table:
     """Makes a table of the columns that are not empty and that fit into `width` characters."""
     known = [column for column in columns if any(column.cells) or not column.cells]
@@ -273,10 +274,6 @@ def _width(columns: Sequence[_Column]) -> int:
 
 def _texts(cells: Iterable[str]) -> list[Text]:
     return [Text(cell) for cell in cells]
-
-
-def _value(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _number(value: float | None) -> str:

@@ -18,7 +18,6 @@ from framework.cli.console import describe_outputs
 from framework.cli.search_tables import (
     best_trials_table,
     describe_best,
-    describe_parameters,
     most_interesting,
     trials_table,
 )
@@ -30,6 +29,7 @@ from framework.search.records import (
     TrialState,
     best_trial,
     best_trials,
+    describe_parameters,
 )
 from framework.search.slots import Slot
 
@@ -81,17 +81,19 @@ class PlainSearchView(SearchObserver):
 
     def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
         if trial.runs == 1:
-            self.say(f"trial {trial.number} ({describe_parameters(trial)}) starts in slot {slot.id}")
+            self.say(f"trial {trial.number} ({describe_parameters(trial.parameters)}) starts in slot {slot.id}")
 
     def trial_ended(self, trial: TrialRecord, slot: Slot, outcome: str) -> None:
         if trial.state is TrialState.FINISHED:
             value = trial.in_words(self._spec.metric)
-            self.say(f"trial {trial.number} ({describe_parameters(trial)}) finished at step {trial.step}: {value}")
+            self.say(
+                f"trial {trial.number} ({describe_parameters(trial.parameters)}) finished at step {trial.step}: {value}"
+            )
 
     def trial_stopped(self, trial: TrialRecord) -> None:
         value = "" if trial.value is None else f": {self._spec.metric} {trial.value:.4g}"
         self.say(
-            f"trial {trial.number} ({describe_parameters(trial)}) stopped at step {trial.step}{value} "
+            f"trial {trial.number} ({describe_parameters(trial.parameters)}) stopped at step {trial.step}{value} "
             f"(--stop {self._spec.stop})"
         )
 

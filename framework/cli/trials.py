@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import os
 import shlex
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +15,9 @@ import typer
 from solver.cli.output import Format, console, print_json, say
 
 if TYPE_CHECKING:
-    from framework.search.records import Parameter
+    from rich.console import Console
+
+    from framework.search.records import Parameter, SearchSpec, TrialRecord
     from framework.search.store import SearchSummary
 
 StorageOption = Annotated[
@@ -37,7 +41,7 @@ def trials(
     output_format: FormatOption = Format.TABLE,
 ) -> None:
     """Shows a search's trials, or lists the searches."""
-    from framework.cli.search_tables import describe_best, most_interesting, resume_hint, search_state, trials_table
+    from framework.cli.search_tables import describe_best, resume_hint, search_state
     from framework.search.database import STORAGE_VARIABLE, default_storage
     from framework.search.records import best_trial, trials_to_resume
     from framework.search.speeds import SpeedTracker
@@ -70,10 +74,7 @@ def trials(
         )
         return
     out = console()
-    shown = sorted(most_interesting(records, spec.mode, MAX_SHOWN), key=lambda record: record.number)
-    out.print(trials_table(shown, spec, out.width, speeds=speeds, best=best_trial(records, spec.mode)))
-    if len(records) > len(shown):
-        say(out, f"the table has {len(shown)} of {len(records):,} trials; dike trials {name} --format json has all")
+    print_trials(out, records, spec, speeds)
     if reached := describe_best(records, spec.metric, spec.mode):
         out.print(f"Best: {reached}", markup=False, highlight=False, soft_wrap=True)
     for record in records:
@@ -81,6 +82,24 @@ def trials(
             out.print(f"trial {record.number}: {record.error.strip().splitlines()[-1]}", markup=False, soft_wrap=True)
     if advice := resume_hint(search, options):
         say(out, advice)
+
+
+def print_trials(
+    out: Console,
+    records: Sequence[TrialRecord],
+    spec: SearchSpec,
+    speeds: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
+) -> None:
+    """Prints a table of trials, at most `MAX_SHOWN`. `speeds`: trial -> kind of slot -> samples/s."""
+    from framework.cli.search_tables import most_interesting, trials_table
+    from framework.search.records import best_trial
+
+    shown = sorted(most_interesting(records, spec.mode, MAX_SHOWN), key=lambda record: record.number)
+    out.print(trials_table(shown, spec, out.width, speeds=speeds, best=best_trial(records, spec.mode)))
+    if len(records) > len(shown):
+        say(
+            out, f"the table has {len(shown)} of {len(records):,} trials; dike trials {spec.name} --format json has all"
+        )
 
 
 def _list(searches: list[SearchSummary], options: str, output_format: Format) -> None:

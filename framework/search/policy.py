@@ -8,53 +8,16 @@ from dike.exceptions import BadInputError
 from framework.policies.trials.dike_policy import DikePolicy
 from framework.policies.trials.earlier_trials import MIN_EARLIER_TRIALS, EarlierTrial, EarlierTrials
 from framework.policies.trials.interface import Policy
-from framework.policies.trials.pbt import PbtPolicy
-from framework.policies.trials.registry import check_learning, make_policy
+from framework.policies.trials.registry import make_policy
 from framework.scheduler.journal import StorageUnavailableError
 from framework.search.migration_cost import with_measured_migration_cost
 from framework.search.objective import Objective
 from framework.search.records import SearchSpec, SliceRecord, TrialState
-from framework.search.samplers import learns
-from framework.search.space import nearest
+from framework.search.space import check_policy
 from framework.search.store import Store
 
 MAX_LOSSES_PER_TRIAL = 200
 """Maximum number of losses per earlier trial, evenly chosen."""
-
-
-def check_policy(spec: SearchSpec) -> None:
-    """Checks that a search can use its policy.
-
-    Raises:
-        BadInputError: if the policy is unknown, or other options do not fit it.
-    """
-    make_policy(spec.policy, spec.settings)
-    check_learning(spec.policy, spec.warm_start_from)
-    names = [parameter.name for parameter in spec.space]
-    if spec.policy != PbtPolicy.name:
-        if spec.mutate:
-            raise BadInputError(f"--mutate is for --policy {PbtPolicy.name}; '{spec.policy}' changes no parameters.")
-        return
-    listed = f"--mutate {names[0]}" if names else "--mutate NAME"
-    if not names:
-        raise BadInputError("The policy pbt varies parameters of --param or --space; a function of Optuna has none.")
-    if not spec.mutate:
-        raise BadInputError(
-            f"The policy pbt needs the parameters that may change while a trial trains: {listed}. Those of the "
-            "model's size cannot."
-        )
-    for name in spec.mutate:
-        if name not in names:
-            raise BadInputError(
-                f"--mutate '{name}' is not a parameter of the search; {nearest(name, names) or f'write {listed}.'}"
-            )
-    if spec.stop:
-        raise BadInputError("The policy pbt replaces poor trials by copies of good ones; leave out --stop.")
-    if learns(spec):
-        raise BadInputError(
-            f"The policy pbt trains all trials from the start, before the sampler {spec.sampler} could learn; leave "
-            "out --sampler, or use random, grid or qmc."
-        )
 
 
 def policy_of(

@@ -319,6 +319,15 @@ class SearchSpec(SearchOptions):
         return EntryPoint(script, folder, self.environment.get(MODULE_VARIABLE, ""))
 
 
+def describe_value(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def describe_parameters(parameters: Mapping[str, Value]) -> str:
+    """Formats parameters: `lr=0.1, units=64`."""
+    return ", ".join(f"{name}={describe_value(value)}" for name, value in parameters.items())
+
+
 @dataclass
 class TrialRecord:
     """One trial.

@@ -322,8 +322,13 @@ def _in_range(parameter: Parameter, value: float) -> Value:
     value = min(max(value, parameter.low), parameter.high) - parameter.low
     step = parameter.step or (1.0 if parameter.is_integer else None)
     if step is not None:
-        value = step * min(round(value / step), math.floor((parameter.high - parameter.low) / step + 1e-9))
+        value = step * min(round(value / step), _step_count(parameter, step))
     return round(parameter.low + value) if parameter.is_integer else float(f"{parameter.low + value:.12g}")
+
+
+def _step_count(parameter: Parameter, step: float) -> int:
+    """Returns how many steps fit into a range."""
+    return math.floor((parameter.high - parameter.low) / step + 1e-9)
 
 
 Point = frozenset[tuple[str, Value]]
@@ -382,9 +387,9 @@ def _axes(space: Sequence[Parameter]) -> list[Sequence[Value]]:
         elif parameter.is_integer and not parameter.log:
             axes.append(range(int(parameter.low), int(parameter.high) + 1, int(parameter.step or 1)))
         elif parameter.step is not None:
-            count = math.floor((parameter.high - parameter.low) / parameter.step + 1e-9) + 1
+            places = range(_step_count(parameter, parameter.step) + 1)
             # Rounded, so that 0.1, 0.2, 0.3 have no further digits.
-            axes.append(tuple(float(f"{parameter.low + place * parameter.step:.12g}") for place in range(count)))
+            axes.append(tuple(float(f"{parameter.low + place * parameter.step:.12g}") for place in places))
         else:
             raise BadInputError(
                 f"The parameter '{parameter.name}' is a range, for which there is no grid; list its values, or use "

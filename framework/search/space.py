@@ -17,8 +17,10 @@ import yaml
 
 from dike.exceptions import BadInputError
 from dike.trial.spec import Value
+from framework.policies.trials.pbt import PbtPolicy
+from framework.policies.trials.registry import check_learning, make_policy
 from framework.search.records import MAX_TRIALS, Condition, Parameter, SearchSpec
-from framework.search.samplers import EXHAUSTIVE, grid_size
+from framework.search.samplers import EXHAUSTIVE, grid_size, learns
 from solver.strict_yaml import load_yaml
 
 # Hydra's names have dots, and a leading '+' for new keys.
@@ -101,6 +103,41 @@ def check_space(space: Sequence[Parameter]) -> None:
         else:
             _check_range(parameter)
     _check_conditions(space)
+
+
+def check_policy(spec: SearchSpec) -> None:
+    """Checks that a search can use its policy.
+
+    Raises:
+        BadInputError: if the policy is unknown, or other options do not fit it.
+    """
+    make_policy(spec.policy, spec.settings)
+    check_learning(spec.policy, spec.warm_start_from)
+    names = [parameter.name for parameter in spec.space]
+    if spec.policy != PbtPolicy.name:
+        if spec.mutate:
+            raise BadInputError(f"--mutate is for --policy {PbtPolicy.name}; '{spec.policy}' changes no parameters.")
+        return
+    listed = f"--mutate {names[0]}" if names else "--mutate NAME"
+    if not names:
+        raise BadInputError("The policy pbt varies parameters of --param or --space; a function of Optuna has none.")
+    if not spec.mutate:
+        raise BadInputError(
+            f"The policy pbt needs the parameters that may change while a trial trains: {listed}. Those of the "
+            "model's size cannot."
+        )
+    for name in spec.mutate:
+        if name not in names:
+            raise BadInputError(
+                f"--mutate '{name}' is not a parameter of the search; {nearest(name, names) or f'write {listed}.'}"
+            )
+    if spec.stop:
+        raise BadInputError("The policy pbt replaces poor trials by copies of good ones; leave out --stop.")
+    if learns(spec):
+        raise BadInputError(
+            f"The policy pbt trains all trials from the start, before the sampler {spec.sampler} could learn; leave "
+            "out --sampler, or use random, grid or qmc."
+        )
 
 
 def extended(spec: SearchSpec, trials: int | None, space: Sequence[Parameter]) -> SearchSpec:

@@ -21,7 +21,7 @@ from framework.project.script_flags import script_arguments
 from framework.search.limits import FailureRule
 from framework.search.objective import MAX_STEP, Objective
 from framework.search.optuna_study import Study
-from framework.search.records import SearchSpec, TrialRecord, TrialState
+from framework.search.records import SearchSpec, TrialRecord, TrialState, describe_parameters
 from framework.search.samplers import vary
 from framework.search.speeds import SpeedTracker
 from framework.search.store import Store
@@ -229,9 +229,8 @@ class TrialTracker:
         for name in ("checkpoint", "checkpoint_step", "loss", "value", "best_value", "best_step", "stated"):
             setattr(record, name, getattr(other, name))
         record.metrics = dict(other.metrics)
-        changed = {name: record.parameters[name] for name in self._spec.mutate if name in record.parameters}
-        return ", ".join(
-            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in changed.items()
+        return describe_parameters(
+            {name: record.parameters[name] for name in self._spec.mutate if name in record.parameters}
         )
 
     def start(self, record: TrialRecord, slot: int, agent: str, score: float | None, kind: str = "") -> int:

@@ -25,10 +25,9 @@ from framework.scheduler.queue_options import QueueOptions
 from framework.scheduler.records import JobKind, JobRecord
 from framework.scheduler.task_options import Constraints, Environment, JobName, Volumes
 from framework.search.limits import check_options
-from framework.search.policy import check_policy
 from framework.search.records import MAX_PARAMETERS, MAX_TRIALS, Parameter, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, grid_size
-from framework.search.space import check_space
+from framework.search.space import check_policy, check_space
 from framework.search.store import SearchSummary
 from framework.training.options import TrainingOptions
 from framework.training.spec import MAX_VARIABLES, JobSpec, check_can_run

@@ -23,8 +23,8 @@ from framework.scheduler.records import TaskRecord
 from framework.scheduler.scheduler import Scheduler
 from framework.search.controller import SearchController
 from framework.search.optuna_study import Study
-from framework.search.records import SearchSpec, trials_to_resume
-from framework.search.recovery import SearchState, close_open_slices
+from framework.search.records import SearchSpec
+from framework.search.recovery import SearchState, close_open_slices, load_trials_to_resume
 from framework.search.slot_pool import SlotLaunch
 from framework.search.store import Store
 from framework.search.trials import TrialTracker
@@ -203,7 +203,7 @@ class RecoveryStage:
         live_slots = [] if state is None else [slot.id for slot in state.slots]
         close_open_slices(self.store, self.now, live_slots)
         self.study = Study.open(self.storage, self.spec)
-        records = trials_to_resume(self.store.load_trials(), self.study.asked(), live_slots)
+        records = load_trials_to_resume(self.store, self.study, live_slots)
         transaction = self.store._transaction
 
         def dangerous() -> Any:

@@ -20,7 +20,6 @@ from dike.exceptions import BadInputError
 from dike.trial import pickled
 from framework.search.importance import MIN_TRIALS, importances
 from framework.search.optuna_study import Study
-from framework.search.policy import check_policy
 from framework.search.pruners import parse_stop
 from framework.search.records import Condition, Parameter, SearchSpec, TrialRecord
 from framework.search.records import TrialState as SearchTrialState
@@ -33,7 +32,7 @@ from framework.search.samplers import (
     vary,
     write_object,
 )
-from framework.search.space import extended
+from framework.search.space import check_policy, extended
 
 GRID = (Parameter("lr", (0.1, 0.03)), Parameter("optimizer", ("sgd", "adam", "lion")), Parameter("nesterov", (True,)))
 RANGES = (

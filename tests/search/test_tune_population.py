@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "varied.py"
 RATES = (1e-6, 1e-5, 1e-4, 0.02)
-_LINE = re.compile(r"given (\S+) used (\S+) decay (\S+)")
+_LINE = re.compile(r"given (\S+) used (\S+) weight (\S+)")
 
 
 def test_poor_trials_continue_with_the_weights_of_good_ones_and_rates_of_their_own(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from framework.policies.trials.new_readings import NewReadings
 ETA = 4
 """The best 1 / ETA of a rung is promoted, and rungs are ETA times further apart (as in the paper's experiments)."""
 REACHED_SHARE = 0.95
-"""A rung is reached at this share of its time, as the last report of a slice comes shortly before its end."""
+"""A rung, or an interval of `pbt`, is reached at this share of its time, as the last report of a slice comes shortly
+before its end."""
 
 _DIVERGED, _SUSPENDED, _NEW, _PROMOTABLE, _INTERRUPTED = range(5)
 _REASONS = ("no other trial can run", "best of the suspended", "first slice", "promoted", "continues to its rung")

@@ -7,12 +7,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from framework.policies.trials.asha import REACHED_SHARE
 from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 
 QUANTILE = 0.25
 """Share of the trials that are copied, and share of those that become copies; Ray Tune's default."""
-REACHED_SHARE = 0.05
-"""A trial has trained for an interval this share of it earlier, as the last report comes shortly before its end."""
 
 
 @dataclass
@@ -78,7 +77,7 @@ class PbtPolicy:
         member = known or _Member()
         if trial.readings:
             last = trial.readings[-1]
-            intervals = int(last.train_s / self._interval_s + REACHED_SHARE)
+            intervals = int(last.train_s / self._interval_s + 1 - REACHED_SHARE)
             if intervals > member.judged:
                 member.intervals = intervals
                 member.loss = last.loss if math.isfinite(last.loss) else math.inf
@@ -98,7 +97,7 @@ class PbtPolicy:
         if self._is_due(trial):
             return self._interval_s  # it cannot be suspended
         rest_s = (self._members[trial.id].judged + 1) * self._interval_s - _trained_s(trial)
-        return min(max(rest_s, REACHED_SHARE * self._interval_s), self._interval_s)
+        return min(max(rest_s, (1 - REACHED_SHARE) * self._interval_s), self._interval_s)
 
     def _start(self, trial: TrialView, trials: Mapping[int, TrialView]) -> Choice:
         """Compares a trial that has completed an interval; returns what it continues as."""

@@ -1,4 +1,4 @@
-"""A model whose learning rate is varied while it trains; prints the rate of each epoch, and how often it was saved."""
+"""A model whose learning rate is varied while it trains; prints the rates and the weight of each epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ options = parser.parse_args()
 class Rate(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         rate = float(self.model.optimizer.learning_rate)
-        print(f"given {options.lr:.6g} used {rate:.6g} decay {float(self.model.kernel[0, 0]):.6g}", flush=True)
+        print(f"given {options.lr:.6g} used {rate:.6g} weight {float(self.model.kernel[0, 0]):.6g}", flush=True)
         time.sleep(0.05)
 
 
