@@ -16,6 +16,7 @@ from benchmarks.simulation.throughputs import Job, draw_jobs
 from benchmarks.simulation.world import Outcome, Until, World, WorldSettings
 from dike.exceptions import BadInputError
 from framework.policies.trials.interface import MILESTONES, QUANTUM_GROWTH, Milestone, Policy, PolicySettings
+from framework.policies.trials.pbt import PbtPolicy
 from framework.policies.trials.registry import POLICIES, make_policy
 
 TOP = 4
@@ -24,8 +25,10 @@ OVERHEAD_S = 1.5
 OVERHEAD_SHARE = 0.1
 REPORTS_PER_QUANTUM = 4
 
-POLICY_NAMES = (*POLICIES, OraclePolicy.name)
-TYPED_POLICY_NAMES = (*POLICIES, AssignmentPolicy.name)
+_PLAYED = tuple(name for name in POLICIES if name != PbtPolicy.name)
+"""A recorded curve does not show what a copy of a trial would do."""
+POLICY_NAMES = (*_PLAYED, OraclePolicy.name)
+TYPED_POLICY_NAMES = (*_PLAYED, AssignmentPolicy.name)
 """Policies that can run on GPUs of different types."""
 
 PolicyFactory = Callable[[Bin, PolicySettings], Policy]

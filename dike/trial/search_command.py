@@ -22,7 +22,7 @@ SpaceFunction = Callable[[Any], Mapping[str, Any] | None]
 """Asks an Optuna trial for parameters; returns them by name, or None if these are exactly what it asked for."""
 
 COMMAND = (sys.executable, "-P", "-m", "framework", "tune")
-REPEATED = ("constraint", "env", "warm_start_from", "volume")
+REPEATED = ("constraint", "env", "mutate", "warm_start_from", "volume")
 """Options that may be repeated: a list, or a mapping for NAME=VALUE."""
 OPTIONS = frozenset(
     {

@@ -55,6 +55,17 @@ def test_a_trial_is_compared_once_in_an_interval() -> None:
     assert copies(policy, [trained(0, 20.0, 0.5), trained(1, 20.0, 0.9)]) == {0: None, 1: 0}
 
 
+def test_a_copy_trains_for_an_interval_from_wherever_it_continues() -> None:
+    for train_s in (5.0, 10.0, 30.0):
+        policy, trials = population([2.0, 1.0])
+        assert copies(policy, trials)[0] == 1
+        running = [trained(0, train_s, 1.0, runnable=False), trained(1, 11.0, 1.0, runnable=False)]
+        slots = [SlotView(0, 0), SlotView(1, 1)]
+        assert not policy.decide(10.0, running, slots).suspends, train_s
+        running[0] = trained(0, train_s + 10.0, 0.5, runnable=False)
+        assert policy.decide(20.0, running, slots).suspends == {0}
+
+
 def test_a_trial_that_has_trained_for_its_interval_is_suspended_to_be_saved() -> None:
     policy, _ = population([2.0, 1.0])
     running = [trained(0, 4.0, 2.0, runnable=False), trained(1, 9.8, 1.0, runnable=False)]

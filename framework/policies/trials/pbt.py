@@ -20,12 +20,13 @@ class _Member:
 
     Attributes:
         intervals: number of intervals that it has trained for.
-        judged: how many of them had passed when it was last compared with the others.
+        judged: how many of them had passed when it was last compared with the others; None for a trial that continues
+            elsewhere, as a copy or in a resumed search, until its readings say where.
         loss: its loss at the end of the last one; inf if not finite, None before.
     """
 
     intervals: int = 0
-    judged: int = 0
+    judged: int | None = 0
     loss: float | None = None
 
 
@@ -73,16 +74,17 @@ class PbtPolicy:
         return Decision(runs, now_s + min(waits_s) if waits_s else None, frozenset(suspends))
 
     def _followed(self, trial: TrialView, known: _Member | None) -> _Member:
-        """Applies a trial's newest reading. A trial of a resumed search is not compared before its next interval."""
-        member = known or _Member()
+        """Applies a trial's newest reading. A copy keeps its rank until the end of its next interval."""
+        member = known or _Member(judged=None if trial.readings else 0)
         if trial.readings:
             last = trial.readings[-1]
             intervals = int(last.train_s / self._interval_s + 1 - REACHED_SHARE)
-            if intervals > member.judged:
-                member.intervals = intervals
-                member.loss = last.loss if math.isfinite(last.loss) else math.inf
-            if known is None:
-                member.judged = member.intervals
+            loss = last.loss if math.isfinite(last.loss) else math.inf
+            if member.judged is None:
+                member.intervals = member.judged = intervals
+                member.loss = loss if member.loss is None and intervals else member.loss
+            elif intervals > member.judged:
+                member.intervals, member.loss = intervals, loss
         return member
 
     def _order(self, trial: TrialView) -> tuple[int, float, int]:
@@ -90,13 +92,13 @@ class PbtPolicy:
 
     def _is_due(self, trial: TrialView) -> bool:
         member = self._members[trial.id]
-        return member.intervals > member.judged
+        return member.judged is not None and member.intervals > member.judged
 
     def _wait_s(self, trial: TrialView) -> float:
         """Returns the seconds until a running trial may reach the end of its interval."""
         if self._is_due(trial):
             return self._interval_s  # it cannot be suspended
-        rest_s = (self._members[trial.id].judged + 1) * self._interval_s - _trained_s(trial)
+        rest_s = ((self._members[trial.id].judged or 0) + 1) * self._interval_s - _trained_s(trial)
         return min(max(rest_s, (1 - REACHED_SHARE) * self._interval_s), self._interval_s)
 
     def _start(self, trial: TrialView, trials: Mapping[int, TrialView]) -> Choice:
@@ -109,8 +111,8 @@ class PbtPolicy:
         source = self._source(trial, trials)
         if source is None:
             return Choice(trial.id, "its interval begins", score)
-        # It keeps its rank until the end of its next interval, so that no more than a quarter become copies.
-        member.intervals = member.judged = self._members[source].intervals
+        # It keeps its rank for now: otherwise more than a quarter would become copies.
+        member.judged = None
         return Choice(trial.id, f"copies trial {source}", score, copies=source)
 
     def _source(self, trial: TrialView, trials: Mapping[int, TrialView]) -> int | None:
