@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dike import process
 from dike._version import __version__
+from dike.trial.spec import GPU_MEMORY_VARIABLE
 
 ZYGOTES_VARIABLE = "DIKE_ZYGOTES"
 """Optional variable of an executor: socket of this machine's zygote server (`executor.zygote_server`)."""
@@ -30,6 +31,31 @@ _TENSORFLOW_AND_KERAS = ("tensorflow", "keras")
 """Each imports the other, so scripts that name one or both share a zygote."""
 _KERAS_VARIABLES = {"KERAS_BACKEND", "TF_USE_LEGACY_KERAS"}
 """Not if one of these variables is set: it selects another Keras."""
+
+
+CONTEXT_BYTES = 512 << 20
+"""GPU memory of a process that its libraries do not allocate: the CUDA context with its kernels."""
+
+
+def gpu_memory_variables(total_bytes: int | None, slots: int) -> dict[str, str]:
+    """The variables that limit a process to its share of the memory of a GPU.
+
+    JAX reads the second one, NVIDIA's MPS the third one if its daemon runs; `dike.trial.launch` sets the limits of
+    TensorFlow and PyTorch.
+
+    Args:
+        total_bytes: memory of the GPU; None if unknown, for no limits.
+        slots: number of slots that share it; 1 for no limits.
+    """
+    if total_bytes is None or slots == 1:
+        return {}
+    share = total_bytes // slots
+    own = max(share // 2, share - CONTEXT_BYTES)
+    return {
+        GPU_MEMORY_VARIABLE: str(own >> 20),
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{own / total_bytes:.3f}",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={share >> 20}M",
+    }
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,12 @@ class Gpus:
         except pynvml.NVMLError:
             return None
 
+    def memory_bytes(self) -> int | None:
+        """Memory of the smallest of them, used or not; None if unknown."""
+        with contextlib.suppress(pynvml.NVMLError):
+            return min((int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in self._handles), default=None)
+        return None
+
     def bytes_by_process(self) -> dict[int, int]:
         """Process id -> memory, as far as known. In a container NVML may report the host's ids."""
         found: dict[int, int] = {}
@@ -79,14 +85,16 @@ class RunMonitor:
     """Monitors one run. Created before its process, to measure the GPU memory in use before.
 
     A run's GPU memory is that of its processes if NVML lists them by the ids of this container; else the growth since
-    before the run.
+    before the run, unless other slots share the GPU.
 
     Attributes:
+        shares_gpu: whether they do.
         latest: the latest figures.
         peak: the maximum of each figure.
     """
 
-    def __init__(self, gpus: Gpus) -> None:
+    def __init__(self, gpus: Gpus, *, shares_gpu: bool = False) -> None:
+        self.shares_gpu = shares_gpu
         self.latest = Usage()
         self.peak = Usage()
         self._gpus = gpus
@@ -127,6 +135,16 @@ class RunMonitor:
         self.latest = Usage()
         self.peak = _maximum(self.peak, Usage(max_rss_bytes, cpu))
 
+    @property
+    def knows_gpu_bytes(self) -> bool:
+        """Whether it can measure the run's GPU memory, 0 included."""
+        return self._is_listed or not self.shares_gpu
+
+    @property
+    def is_gpu_busy(self) -> bool:
+        """Whether the run used a GPU at the latest sample, as far as can be known of a shared one."""
+        return not self.shares_gpu and (self.latest.gpu_utilisation or 0.0) > 0
+
     def gpus_free(self) -> bool:
         """Whether the run, whose processes have ended or were offloaded, holds no GPU memory."""
         if not self._gpus:
@@ -151,7 +169,7 @@ class RunMonitor:
         return sum(by_process[pid] for pid in ours) or self._gpu_bytes_since_start()
 
     def _gpu_bytes_since_start(self) -> int | None:
-        used = self._gpus.used_bytes()
+        used = None if self.shares_gpu else self._gpus.used_bytes()
         return None if used is None or self._used_before is None else max(0, used - self._used_before)
 
     def _record(self, usage: Usage) -> None:

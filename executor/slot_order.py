@@ -26,6 +26,7 @@ class SlotOrder:
         environment: variables set for the trials on top of the executor's own.
         cpus: CPUs that Mesos gave to the slot; sizes thread pools.
         gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None if Mesos isolates GPUs.
+        slots_per_gpu: slots that share its GPU and the memory of that.
         suspend_timeout_s: maximum time for a trial to save and end before it is killed.
         always_pause: whether to pause suspended trials even if a new process is expected to start sooner;
             `Wanted.memory_bytes` decides whether they may be paused at all.
@@ -41,6 +42,7 @@ class SlotOrder:
     environment: dict[str, str] = field(default_factory=dict)
     cpus: float = 1.0
     gpu_devices: tuple[int, ...] | None = None
+    slots_per_gpu: int = 1
     suspend_timeout_s: float = 30.0
     always_pause: bool = False
     stall_timeout_s: float | None = None

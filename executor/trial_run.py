@@ -306,11 +306,17 @@ class SlotRun:
             logger.exception("the outputs of %s are not saved", self)
             return True
 
-    def make_fork_request(self, script: str, groups: ControlGroups) -> tuple[ForkRequest, tuple[int, int, int, int]]:
-        """Returns the request to the zygote, and the file descriptors to pass. Creates the control group."""
+    def make_fork_request(
+        self, script: str, groups: ControlGroups, gpu_memory: Mapping[str, str]
+    ) -> tuple[ForkRequest, tuple[int, int, int, int]]:
+        """Returns the request to the zygote, and the file descriptors to pass. Creates the control group.
+
+        `gpu_memory` are the variables that limit its GPU memory (`gpu_memory_variables`).
+        """
         trial = dataclasses.replace(self._order.trial, report_fd=REPORT_FD, control_fd=CONTROL_FD)
         changes = {specs.VARIABLE: trial.dumps(), OUTPUT_DIR_VARIABLE: str(self._workspace)}
         changes |= {} if self._mirror is None else self._mirror.environment
+        changes |= gpu_memory
         self._group = self._group or groups.make()
         request = ForkRequest(
             Path(script),
@@ -347,7 +353,7 @@ class SlotRun:
         self._check_limits()
         self.monitor.sample(self.processes)
         now, printed = self.monitor.latest, self.printed.size
-        if (now.cpu or 0.0) >= IDLE_CPUS or (now.gpu_utilisation or 0.0) > 0 or printed != self._printed_bytes:
+        if (now.cpu or 0.0) >= IDLE_CPUS or self.monitor.is_gpu_busy or printed != self._printed_bytes:
             self._active_at_s = time.monotonic()
         self._printed_bytes = printed
 

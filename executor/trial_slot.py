@@ -15,6 +15,7 @@ import psutil
 from executor import cuda_checkpoint
 from executor.channel import Mailbox, TaskChannel, TaskEnd
 from executor.cuda_checkpoint import CudaCheckpointError
+from executor.environment import gpu_memory_variables
 from executor.limits import ControlGroups
 from executor.monitor import Gpus, RunMonitor, private_bytes
 from executor.outputs import KILLED_SAVE_TIMEOUT_S, Stamp
@@ -233,7 +234,7 @@ class TrialSlot:
         if shared.zygote.failure:
             return TaskEnd("TASK_FAILED", shared.zygote.failure)
         if wanted.run is not None and wanted.run.key not in self._ended:
-            monitor = RunMonitor(self._gpus)
+            monitor = RunMonitor(self._gpus, shares_gpu=self._order.slots_per_gpu > 1)
             self._run = self._paused.resume(wanted.run, monitor)
             if self._run is None and not self._awaits_gpu_release:
                 if self._paused:
@@ -356,7 +357,7 @@ class TrialSlot:
         shared.largest_bytes = max(shared.largest_bytes, self._read_private_bytes(run, processes))
         needed_bytes = gpu_bytes + (0 if shared.resuming else shared.largest_bytes)
         startup_s = run.startup_s or max(self._startup_s, 0.0 if run.is_resumed else run.age_s)
-        reason = ""
+        reason = "" if run.monitor.knows_gpu_bytes else "its part of the memory in use on its shared GPU is unknown"
         if gpu_bytes and not self._order.always_pause:
             if self._paused.offload_failed:
                 reason = "the GPU's driver has failed before"
@@ -425,7 +426,7 @@ class TrialSlot:
                 run.cancel(f"its working folder cannot be created: {error}", failed=True)
                 return
             if is_prepared and zygote.ready and shared.kill_leftovers():
-                zygote.request_fork(*run.make_fork_request(self._order.script, shared.groups))
+                zygote.request_fork(*run.make_fork_request(self._order.script, shared.groups, shared.gpu_memory))
                 shared.forking = run
 
     def _enforce_wanted(self, run: SlotRun) -> None:
@@ -586,6 +587,7 @@ class TrialSlots:
         folder: the unpacked bundle.
         bundle_files: stamps of its files.
         gpus: the GPUs of the slot.
+        gpu_memory: variables that limit the GPU memory of a run.
         groups: creates the control groups of runs.
         paused: the paused runs.
         forking: the run for which a fork has been requested from the zygote; None if there is no answer pending.
@@ -598,6 +600,7 @@ class TrialSlots:
         self.folder = sandbox / "bundle"
         self.bundle_files: dict[str, Stamp] = {}
         self.gpus = Gpus(order.gpu_devices)
+        self.gpu_memory = gpu_memory_variables(self.gpus.memory_bytes(), order.slots_per_gpu)
         self.groups = ControlGroups(order.limits)
         self.paused = PausedRuns()
         self.forking: SlotRun | None = None

@@ -94,7 +94,7 @@ class BenchmarkSlot:
         run = SlotRun(self._order(checkpoint), channel, RunMonitor(self._gpus))
         self._wait(None, lambda: run.prepare_folder(self._script.parent, {}, {}))
         request, descriptors = run.make_fork_request(
-            self._script.name, ControlGroups(RunLimits.of_slot(0, 1, "--slot-mem"))
+            self._script.name, ControlGroups(RunLimits.of_slot(0, 1, "--slot-mem")), {}
         )
         begin_s = time.monotonic()
         run.adopt(_spawn(request, descriptors, self._devices) if cold else self._fork(request, descriptors))

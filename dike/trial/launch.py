@@ -20,7 +20,7 @@ import traceback
 import zlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dike import own_distribution, process, randomness
 from dike.exceptions import BadInputError, DikeError
@@ -29,7 +29,7 @@ from dike.main_script import ScriptFailedError, exit_code_of, join_threads, run_
 from dike.trial import folders
 from dike.trial.pickled import FUNCTION_SUFFIX
 from dike.trial.runtime import TrialRuntime, runtime
-from dike.trial.spec import EXIT_BAD_INPUT
+from dike.trial.spec import EXIT_BAD_INPUT, GPU_MEMORY_VARIABLE
 from dike.trial.train_function import train_from_file
 
 INTERCEPTIONS = {
@@ -62,6 +62,9 @@ def run(argv: Sequence[str]) -> NoReturn:
     trial.started()
     for library, module in INTERCEPTIONS.items():
         after_import(library, functools.partial(_install, trial, module))
+    if gpu_memory := os.environ.get(GPU_MEMORY_VARIABLE):
+        for library, limit in (("tensorflow", limit_tensorflow), ("torch", limit_torch)):
+            after_import(library, functools.partial(limit, int(gpu_memory)))
     conclude(trial, lambda: _run(trial, argv), argv[1:])
 
 
@@ -195,6 +198,24 @@ def _names_argument(text: str, word: str) -> bool:
     flag, equals, _ = word.partition("=")
     named = flag if flag.startswith("-") else word if equals else ""
     return bool(named) and re.search(rf"(?<![\w-]){re.escape(named)}(?![\w-])", text) is not None
+
+
+def limit_tensorflow(mib: int, tensorflow: Any) -> None:
+    """Limits the GPU memory that TensorFlow allocates in this process, before it uses a GPU."""
+    config = tensorflow.config
+    gpus = config.list_physical_devices("GPU")
+    for gpu in gpus:
+        config.set_logical_device_configuration(gpu, [config.LogicalDeviceConfiguration(memory_limit=mib)])
+    if gpus:
+        # TensorFlow refuses this call of many scripts beside a limit; memory grows anyway (TF_FORCE_GPU_ALLOW_GROWTH).
+        config.experimental.set_memory_growth = lambda device, enable: None
+
+
+def limit_torch(mib: int, torch: Any) -> None:
+    """Limits the GPU memory that PyTorch allocates in this process."""
+    for device in range(torch.cuda.device_count()):
+        share = (mib << 20) / torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
 
 
 def _install(trial: TrialRuntime, module: str, library: ModuleType) -> None:

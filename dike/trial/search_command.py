@@ -43,7 +43,7 @@ OPTIONS = frozenset(
             "secret_file",
         ),
         *("budget", "max_epochs", "max_steps", "mlflow", "on_end"),
-        *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "stop", "storage", "suspend"),
+        *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "slots_per_gpu", "stop", "storage", "suspend"),
         *("stall_timeout", "suspend_timeout", "timeout", "trial_timeout", "trials", "value"),
     }
 )

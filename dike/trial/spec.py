@@ -13,6 +13,8 @@ from typing import Any
 VARIABLE = "DIKE_TRIAL"
 PARAMS_VARIABLE = "DIKE_PARAMS"
 """Parameters for `dike.params` outside of a search, as a JSON object."""
+GPU_MEMORY_VARIABLE = "DIKE_GPU_MEMORY_MIB"
+"""Maximum GPU memory of a trial that shares its GPU with others, MiB, without its CUDA context."""
 EARLIER_RESULTS = ".dike-earlier-results.json"
 """File in the bundle of a script that calls `dike.tune` several times; too long for an environment variable."""
 

@@ -156,7 +156,8 @@ class SearchController:
         spec = self._spec
         whose = (spec.name,) if self._time_limit.runs else ()
         slot = ("slot", spec.slot_cpus, spec.slot_mem_mib, spec.slot_gpus, *whose)
-        return None if self._pool.excludes_agents else slot
+        # What a slot needs that shares the GPU of another one depends on the slots there are.
+        return None if self._pool.excludes_agents or self._pool.slots_per_gpu > 1 else slot
 
     def preemptible_tasks(self) -> frozenset[str]:
         leaving = (slot for slot in self._pool.slots if slot.leaving)
@@ -284,6 +285,7 @@ class SearchController:
         if not self._trials.open:
             self._pool.drain()
             return
+        self._pool.share_gpus(now)
         self._pool.report_shortage(self._missing_slots(), now)
         self._pool.end_unresponsive(now)
         if self._must_decide or (self._wake_at_s is not None and now >= self._wake_at_s):
@@ -294,7 +296,8 @@ class SearchController:
         gpus = self._pool.slot_gpus
         if self._budget is None or gpus is None:
             return False
-        return self._budget.is_used_up(self._trials.records.values(), self._wall(), gpus, self._spec.slot_cpus)
+        gpus_of_slot = gpus / self._pool.slots_per_gpu
+        return self._budget.is_used_up(self._trials.records.values(), self._wall(), gpus_of_slot, self._spec.slot_cpus)
 
     def _max_open_trials(self) -> int:
         """Returns the maximum number of open trials: all of them, unless the sampler learns from earlier ones."""
@@ -508,6 +511,8 @@ class SearchController:
         if run is not None and status.run == run.key:
             self._trials.set_checkpoint(run.record, status.checkpoint, status.checkpoint_step)
             self._trials.set_batch_size(run.record, status.batch_size)
+            if status.training:
+                self._pool.measured(status.usage.gpu_mem_bytes, has_ended=False)
             if status.training and not run.training:
                 run.training = slot.has_trained = True
                 if run.slice is not None:
@@ -565,6 +570,8 @@ class SearchController:
         if run is None:
             return False
         self._end_slice(run, end.outcome, end)
+        if run.training:
+            self._pool.measured(end.usage.gpu_mem_bytes, has_ended=True)
         if end.outcome == "bad_input" and not self._trials.has_readings:
             if not self._observer.is_public:
                 if end.message not in end.tail:

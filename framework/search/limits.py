@@ -14,6 +14,7 @@ from framework.search.records import MAX_FAILURES, SearchOptions, TrialRecord
 
 _BUDGET = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) ?([gc]pu)h")
 _HOUR_S = 3600.0
+MAX_SLOTS_PER_GPU = 16
 
 
 class TimeLimit:
@@ -55,12 +56,30 @@ class TimeLimit:
 
 
 def check_options(options: SearchOptions) -> None:
-    """Raises `BadInputError` if `--stop`, `--budget` or `--on-failure` cannot be parsed."""
+    """Raises `BadInputError` if `--stop`, `--budget`, `--on-failure` or `--slots-per-gpu` cannot be parsed."""
     FailureRule.parse(options.on_failure)
+    if parse_slots_per_gpu(options.slots_per_gpu) != 1 and options.slot_gpus not in (None, 1):
+        raise BadInputError(
+            f"--slots-per-gpu {options.slots_per_gpu} shares one GPU between slots, and --slot-gpus is "
+            f"{options.slot_gpus}; leave one of them out."
+        )
     if options.stop:
         parse_stop(options.stop)
     if options.budget:
         Budget.parse(options.budget)
+
+
+def parse_slots_per_gpu(text: str) -> int | None:
+    """Parses `--slots-per-gpu`; None for `auto`.
+
+    Raises:
+        BadInputError: if it is neither a number nor `auto`.
+    """
+    if text.strip() == "auto":
+        return None
+    if not re.fullmatch("[0-9]{1,3}", text.strip()) or not 1 <= int(text) <= MAX_SLOTS_PER_GPU:
+        raise BadInputError(f"--slots-per-gpu is '{text}'; write a number from 1 to {MAX_SLOTS_PER_GPU}, or auto.")
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -130,7 +149,7 @@ class Budget:
             raise BadInputError(f"--budget is '{text}'; write hours of GPUs or CPUs, such as 40gpuh or 100cpuh.")
         return cls(float(match[1]), match[2])
 
-    def is_used_up(self, trials: Iterable[TrialRecord], now_s: float, gpus: int, cpus: float) -> bool:
+    def is_used_up(self, trials: Iterable[TrialRecord], now_s: float, gpus: float, cpus: float) -> bool:
         """Returns whether the trials' time in slots of that many GPUs and CPUs has reached the budget at `now_s`.
 
         Raises:

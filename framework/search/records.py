@@ -232,6 +232,16 @@ class SearchOptions:
         Field(ge=0, le=MAX_ITEMS),
         UserOption(_SLOTS, "GPUs per slot.", default="1 where agents have GPUs", settable_on_resume=True),
     ] = None
+    slots_per_gpu: Annotated[
+        Text,
+        UserOption(
+            _SLOTS,
+            "Slots that share one GPU and its memory, for trials that are too small to use it alone: a number, or auto "
+            "to derive it from the GPU memory of the first trials.",
+            metavar="N|auto",
+            settable_on_resume=True,
+        ),
+    ] = "1"
     checkpoint_interval_s: Annotated[
         float,
         Field(ge=1, le=1e9, allow_inf_nan=False),

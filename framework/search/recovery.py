@@ -80,6 +80,9 @@ _SLOT_FIELDS = (
     "has_trained",
     "memory_bytes",
     "executor_id",
+    "cpus",
+    "mem_mib",
+    "slots_per_gpu",
 )
 
 

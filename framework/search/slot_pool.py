@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from framework.scheduler.exclusions import Exclusions
 from framework.scheduler.feasibility import FitResult, Nodes, capacity
 from framework.scheduler.job import RETRY_OFFERS_S, Decline, Launch, Message
 from framework.scheduler.records import TaskNeed
+from framework.search.limits import MAX_SLOTS_PER_GPU, parse_slots_per_gpu
 from framework.search.observer import SearchObserver
 from framework.search.records import SearchSpec
 from framework.search.slots import Slot
@@ -41,6 +43,10 @@ MAX_SILENCE_S = 60.0
 """A slot that sends nothing for this long while the master is connected is ended."""
 DRAIN_MARGIN_S = 10.0
 """Time that a slot may take to end beyond the suspension, before it is killed."""
+MEASURING_S = 30.0
+"""Time for which the first trials train before `--slots-per-gpu auto` decides, unless one ends before."""
+USABLE_GPU_SHARE = 0.8
+"""Share of a GPU's memory that slots get by `--slots-per-gpu auto`: later trials may need more than the first ones."""
 GPU_MODEL = "gpu_model"
 """Agent attribute with the model of its GPUs."""
 SLOT_KIND = "slot_kind"
@@ -48,7 +54,7 @@ SLOT_KIND = "slot_kind"
 
 
 GPU_GROWTH_ENVIRONMENT = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-"""TensorFlow and JAX allocate GPU memory as needed, so that it can be offloaded to the host."""
+"""TensorFlow and JAX allocate GPU memory as needed, so that it can be shared, and offloaded to the host."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,12 @@ class SlotPool:
         self._connection = Connection(observer.notify)
         self._exclusions = Exclusions(self._spec.agent_cooldown_s)
         self._slot_gpus = self._spec.slot_gpus
+        given = parse_slots_per_gpu(self._spec.slots_per_gpu)
+        self._slots_per_gpu = given or max((slot.slots_per_gpu for slot in self._slots.values()), default=1)
+        self._largest_gpu_bytes = 0
+        self._has_run_ended = False
+        """Whether a run that has trained has ended."""
+        self._is_sharing_decided = given == 1
         self._unknown_models: set[str] = set()
         self._first_slot = first_slot
         self._reported_s = clock()
@@ -151,6 +163,11 @@ class SlotPool:
     def wanted_tasks(self) -> frozenset[str]:
         """Returns the tasks of slots that may run; any other task is killed."""
         return frozenset(slot.task_id for slot in self.slots if slot.is_wanted)
+
+    @property
+    def slots_per_gpu(self) -> int:
+        """Slots that share a GPU; 1 before `--slots-per-gpu auto` has measured trials."""
+        return self._slots_per_gpu
 
     # Events.
 
@@ -213,14 +230,27 @@ class SlotPool:
         self._new = []
         operations: dict[str, dict[str, Any]] = {}
         gpus = self._gpus_of_a_slot(agents)
-        for agent in agents:
-            if self._exclusions.excludes(agent.agent_id, now_s) or len(self._new) >= wanted:
-                continue
+        usable = [agent for agent in agents if not self._exclusions.excludes(agent.agent_id, now_s)]
+        shares = self._spread(usable, gpus, wanted)
+        # Those with free GPUs first: their trials train faster than those that share one.
+        for agent in sorted(usable, key=lambda agent: -shares[agent.agent_id]):
+            limit = wanted - len(self._new)
+            if limit <= 0:
+                break
             slots = self.slots
             used = {device for slot in slots if slot.address == agent.address for device in slot.gpu_devices}
             there = [slot for slot in slots if slot.agent_id == agent.agent_id]
-            limit = wanted - len(self._new)
-            new, operation = slots_on(self._launch, agent, gpus, self.next_slot, limit, used, there, self._executors)
+            new, operation = slots_on(
+                self._launch,
+                agent,
+                gpus,
+                self.next_slot,
+                min(limit, shares[agent.agent_id] or limit),
+                used,
+                there,
+                self._executors,
+                self._slots_per_gpu,
+            )
             if new:
                 self._report_unknown_model(agent, gpus)
                 self._slots.update({slot.task_id: slot for slot in new})
@@ -236,6 +266,13 @@ class SlotPool:
         if not self._slots and wanted > 0:
             self._report_unfit(agents, now_s)
         return Decline(min([RETRY_OFFERS_S, *self._exclusions.left_s(now_s).values()]))
+
+    def _spread(self, agents: Sequence[AgentOffer], gpus: int, wanted: int) -> dict[str, int]:
+        """Returns agent id -> how many of the slots go to its free GPUs, so that none stays free; 0: it has none."""
+        free = {
+            agent.agent_id: agent.pool.scalar("gpus") if self._slots_per_gpu > 1 and gpus else 0.0 for agent in agents
+        }
+        return {agent_id: math.ceil(wanted * own / (sum(free.values()) or 1.0)) for agent_id, own in free.items()}
 
     def launched(self) -> None:
         """Reports launched slots. If the master did not receive the launch, it reports their tasks as lost."""
@@ -334,6 +371,47 @@ class SlotPool:
                 raise
             return str(error)
         return ""
+
+    # Number of slots that share a GPU.
+
+    def measured(self, gpu_bytes: int | None, *, has_ended: bool) -> None:
+        """Records the GPU memory of a run that has trained, for `--slots-per-gpu auto`."""
+        self._largest_gpu_bytes = max(self._largest_gpu_bytes, gpu_bytes or 0)
+        self._has_run_ended |= has_ended
+
+    def share_gpus(self, now_s: float) -> None:
+        """Decides how many slots share a GPU, and ends slots launched before, once that loses nothing."""
+        if not self._is_sharing_decided and self._slot_gpus is not None:
+            self._is_sharing_decided = not self._slot_gpus or self._slots_per_gpu > 1 or self._has_measured(now_s)
+            if not self._slot_gpus:
+                self._slots_per_gpu = 1
+                self._observer.notify("the slots have no GPU, so --slots-per-gpu has no effect")
+            elif self._is_sharing_decided and self._slots_per_gpu == 1:
+                self._choose_slots_per_gpu()
+        if self._slots_per_gpu > 1:
+            others = (slot for slot in self.active if slot.gpu_devices and slot.slots_per_gpu != self._slots_per_gpu)
+            for slot in self.endable(slot for slot in others if slot.is_up):
+                slot.request_end()
+
+    def _has_measured(self, now_s: float) -> bool:
+        """Returns whether the first trials have trained for long enough to know their GPU memory."""
+        running = [slot.current for slot in self.slots if slot.is_up and slot.current is not None]
+        since_s = [run.since_s for run in running if run.training and run.since_s is not None]
+        return self._has_run_ended or (len(since_s) == len(running) > 0 and now_s - max(since_s) >= MEASURING_S)
+
+    def _choose_slots_per_gpu(self) -> None:
+        total = min((gpu_memory_bytes(slot.kind) for slot in self.slots if slot.gpu_devices), default=0)
+        if not total or not self._largest_gpu_bytes:
+            what = "the GPU memory of trials" if total else f"the memory of this model of GPU ({GPU_MODEL})"
+            self._observer.notify(f"--slots-per-gpu auto leaves one slot per GPU, because {what} is unknown")
+            return
+        count = int(USABLE_GPU_SHARE * total / self._largest_gpu_bytes)
+        self._slots_per_gpu = min(MAX_SLOTS_PER_GPU, max(1, count))
+        how = f"{self._slots_per_gpu} slots share each GPU from now on"
+        if self._slots_per_gpu == 1:
+            how = "each slot has a GPU of its own"
+        used = format_bytes(self._largest_gpu_bytes)
+        self._observer.notify(f"{how}: the first trials use up to {used} of its {format_bytes(total)}")
 
     # Periodic tasks.
 
@@ -453,6 +531,7 @@ def slots_on(
     used_devices: Collection[int],
     there: Sequence[Slot],
     executors: Mapping[str, Mapping[str, Any]],
+    slots_per_gpu: int = 1,
 ) -> tuple[list[Slot], dict[str, Any]]:
     """Builds at most `limit` slots of `gpus` GPUs each that fit into an agent's offers, numbered from `first_id`.
 
@@ -465,6 +544,7 @@ def slots_on(
         used_devices: GPU devices of other slots on that machine, for an agent that does not announce its own.
         there: the search's slots on that agent, by number.
         executors: id -> Mesos' ExecutorInfo of executors that can take more slots.
+        slots_per_gpu: slots that share a GPU.
 
     Returns:
         The slots, and Mesos' LAUNCH operation for them.
@@ -472,9 +552,10 @@ def slots_on(
     pool = agent.pool
     spec = launch.spec
     stays = spec.suspend != "checkpoint"
-    cpus = _at_least(spec.slot_cpus, "cpus", pool, gpus)
+    shares_gpu = gpus == 1 and slots_per_gpu > 1
+    cpus = _at_least(spec.slot_cpus, "cpus", pool, gpus, slots_per_gpu)
     # A paused trial's GPU memory is offloaded to host memory.
-    mem_mib = _at_least(spec.slot_mem_mib, "mem", pool, gpus) if stays else spec.slot_mem_mib
+    mem_mib = _at_least(spec.slot_mem_mib, "mem", pool, gpus, slots_per_gpu) if stays else spec.slot_mem_mib
     used = set(used_devices)
     executors = dict(executors)
     slots: list[Slot] = []
@@ -482,20 +563,37 @@ def slots_on(
     while len(slots) < limit:
         number = first_id + len(slots)
         task_id = f"{spec.name}.slot-{number}"
-        # Without paused processes slots have no reason to share an executor.
-        others = [*there, *slots] if stays and not gpus else []
-        staying = (one for one in others if one.is_wanted and not one.leaving)
-        executor_id = next((one.executor_id for one in staying if one.executor_id in executors), task_id)
+        # Without paused processes slots have no reason to share an executor, unless they share its GPU.
+        others = [*there, *slots] if shares_gpu or (stays and not gpus) else []
+        has_free_gpu = pool.scalar("gpus") >= 1
+        room = slots_per_gpu if shares_gpu else math.inf
+        executor_id = "" if shares_gpu and has_free_gpu else _executor_with_room(others, executors, room)
+        if shares_gpu and not (executor_id or has_free_gpu):
+            break
         mates = [one for one in others if one.executor_id == executor_id]
         hosts = not any(mate.hosts_executor for mate in mates)
-        held = executors[executor_id]["resources"] if executor_id in executors else None
+        held = executors[executor_id]["resources"] if executor_id else None
+        if shares_gpu and mates:
+            cpus, mem_mib = mates[0].cpus, mates[0].mem_mib
         try:
             own, rest = take_resources(
-                pool, cpus=cpus, mem_mib=mem_mib, gpus=gpus, executor_resources=held if hosts else ()
+                pool,
+                cpus=cpus,
+                mem_mib=mem_mib,
+                gpus=0 if shares_gpu else gpus,
+                executor_resources=held if hosts else (),
             )
-            devices, pieces = take_devices(pool, gpus, used)
+            devices = mates[0].gpu_devices if mates else ()
+            if not mates:
+                devices, pieces = take_devices(pool, gpus, used)
+                if shares_gpu:
+                    # Mesos hands out whole GPUs: the executor holds it as long as one of its slots runs.
+                    own += pool.take_scalar("gpus", 1) + pieces
+                else:
+                    rest += pieces
         except ValueError:
             break
+        executor_id = executor_id or task_id
         used.update(devices)
         if executor_id not in executors:
             executors[executor_id] = executor_info(
@@ -511,23 +609,35 @@ def slots_on(
             kind=kind_of(agent.attributes, gpus),
             memory_bytes=int(mem_mib * MIB) if stays else 0,
             executor_id=executor_id,
+            cpus=cpus,
+            mem_mib=mem_mib,
+            slots_per_gpu=slots_per_gpu if shares_gpu else 1,
             hosts_executor=hosts,
             mates_seen=any(mate.executor_seen or mate.mates_seen for mate in mates),
         )
         slots.append(slot)
         hands_out = launch.hand_out_gpus or pool.announces_gpu_devices
-        infos.append(
-            _task_info(launch, slot, cpus, mem_mib, executors[executor_id], rest + pieces, hand_out_gpus=hands_out)
-        )
+        infos.append(_task_info(launch, slot, executors[executor_id], rest, hand_out_gpus=hands_out))
     return slots, {"type": "LAUNCH", "launch": {"task_infos": infos}}
 
 
-def _at_least(asked: float, name: str, pool: ResourcePool, gpus: int) -> float:
+def _executor_with_room(slots: Sequence[Slot], executors: Mapping[str, Mapping[str, Any]], room: float) -> str:
+    """Returns the executor with the fewest of these slots, the oldest of several; empty if each has `room` of them.
+
+    A slot that is to end counts: its trial may still use GPU memory.
+    """
+    counts = Counter(slot.executor_id for slot in slots)
+    staying = (slot.executor_id for slot in slots if slot.is_wanted and not slot.leaving)
+    usable = [each for each in staying if each in executors and counts[each] < room]
+    return min(usable, key=lambda each: counts[each] if room < math.inf else 0, default="")
+
+
+def _at_least(asked: float, name: str, pool: ResourcePool, gpus: int, slots_per_gpu: int) -> float:
     """Returns a slot's CPUs or memory: what was requested, but at least its GPUs' even share of the offer."""
     offered = pool.scalar("gpus")
     if not gpus or offered < gpus:
         return asked
-    share = math.floor(100 * pool.scalar(name) * gpus / offered) / 100
+    share = math.floor(100 * pool.scalar(name) * gpus / offered / slots_per_gpu) / 100
     return max(asked, share)
 
 
@@ -556,24 +666,25 @@ def check_ever_fits(spec: SearchSpec, gpus: int, nodes: Sequence[NodeClass] | No
 def _task_info(
     launch: SlotLaunch,
     slot: Slot,
-    cpus: float,
-    mem_mib: float,
     executor: Mapping[str, Any],
     rest: list[dict[str, Any]],
     *,
     hand_out_gpus: bool,
 ) -> dict[str, Any]:
     spec = launch.spec
+    # `auto` measures what the first trials use.
+    grows = bool(slot.gpu_devices) and (slot.memory_bytes > 0 or parse_slots_per_gpu(spec.slots_per_gpu) != 1)
     order = SlotOrder(
         search=spec.name,
         bundle_url=launch.bundle_url,
         script=launch.script,
         preload=launch.preload,
-        environment={**(GPU_GROWTH_ENVIRONMENT if slot.gpu_devices and slot.memory_bytes else {}), **spec.environment},
-        cpus=cpus,
-        most_mem_mib=mem_mib,
+        environment={**(GPU_GROWTH_ENVIRONMENT if grows else {}), **spec.environment},
+        cpus=slot.cpus,
+        most_mem_mib=slot.mem_mib,
         # If Mesos isolates GPUs, a slot sees its own. A slot without GPUs must not see any.
         gpu_devices=slot.gpu_devices if hand_out_gpus or not slot.gpu_devices else None,
+        slots_per_gpu=slot.slots_per_gpu,
         suspend_timeout_s=spec.suspend_timeout_s,
         always_pause=spec.suspend == "memory" and bool(slot.gpu_devices),
         stall_timeout_s=spec.stall_timeout_s,

@@ -72,6 +72,8 @@ class Slot:
         likely: paused runs that it can resume, the likeliest first.
         executor_id: Mesos' id of its executor, which slots of the search on one agent may share; by default the task's
             id.
+        cpus, mem_mib: its CPUs and memory.
+        slots_per_gpu: slots that share its GPU; they share its executor, which holds the GPU.
         hosts_executor: whether its resources include the executor's own.
         mates_seen: whether its executor ever reported another slot.
         executor_lost: whether its executor has ended and the end of its own task is still to be reported.
@@ -99,6 +101,9 @@ class Slot:
     memory_bytes: int = 0
     likely: tuple[RunKey, ...] = ()
     executor_id: str = ""
+    cpus: float = 0.0
+    mem_mib: float = 0.0
+    slots_per_gpu: int = 1
     hosts_executor: bool = True
     mates_seen: bool = False
     executor_lost: bool = False

@@ -2,7 +2,7 @@
 
 Every process of a trial holds memory on it, unless the driver has brought that to the host. What the driver is asked
 for is written to `$FAKE_GPU`, a line each; `$FAKE_GPU_FAILS` names what it refuses, `$FAKE_GPU_HANGS` what it
-never ends. `$FAKE_GPU_BYTES` is what each process holds. With `$FAKE_GPU_UNSEEN` no library shows the GPU.
+never ends. `$FAKE_GPU_BYTES` is what each process holds of 16 GiB. With `$FAKE_GPU_UNSEEN` no library shows the GPU.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ class FakeGpus(Gpus):
 
     def __bool__(self) -> bool:
         return bool(self._devices) and not os.environ["FAKE_GPU_UNSEEN"]
+
+    def memory_bytes(self) -> int | None:
+        return 16 << 30
 
     def bytes_by_process(self) -> dict[int, int]:
         held = int(os.environ["FAKE_GPU_BYTES"])

@@ -148,6 +148,24 @@ def test_gpu_memory_is_what_came_since_the_run_began_where_processes_have_other_
     assert monitor.gpus_free()
 
 
+def test_what_others_do_on_a_shared_gpu_does_not_count(child: Start) -> None:
+    process = child("print('up', flush=True); import time; time.sleep(600)")
+    gpus = FakeGpus()
+    monitor = RunMonitor(gpus, shares_gpu=True)
+    gpus.used = 900 * MIB
+    monitor.sample([psutil.Process(process.pid)])
+    assert monitor.latest.gpu_mem_bytes is None
+    assert monitor.gpus_free()
+    assert not monitor.is_gpu_busy
+    assert not monitor.knows_gpu_bytes
+    assert RunMonitor(gpus).is_gpu_busy is False  # before the first sample
+    gpus.processes = {process.pid: 500 * MIB, 1: 300 * MIB}
+    monitor.sample([psutil.Process(process.pid)])
+    assert monitor.latest.gpu_mem_bytes == 500 * MIB
+    assert monitor.knows_gpu_bytes
+    assert not monitor.gpus_free()
+
+
 @pytest.mark.skipif(bool(gpu_models()), reason="a GPU is there")
 def test_without_a_driver_nothing_is_watched() -> None:
     for devices in (None, (), (0,)):

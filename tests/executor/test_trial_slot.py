@@ -470,6 +470,7 @@ class GpuSlotStage(TrialSlotStage):
         always_pause: see `SlotOrder`.
         is_seen: whether NVIDIA's library shows the GPU.
         offload_timeout_s: in the place of the product's.
+        slots_per_gpu: see `SlotOrder`.
     """
 
     def __init__(
@@ -482,6 +483,7 @@ class GpuSlotStage(TrialSlotStage):
         always_pause: bool = True,
         is_seen: bool = True,
         offload_timeout_s: float | None = None,
+        slots_per_gpu: int = 1,
     ) -> None:
         self._diary = folder / "driver.txt"
         fake = {"FAKE_GPU": str(self._diary), "FAKE_GPU_FAILS": fails, "FAKE_GPU_HANGS": hangs}
@@ -489,7 +491,7 @@ class GpuSlotStage(TrialSlotStage):
         fake["FAKE_GPU_UNSEEN"] = "" if is_seen else "1"
         if offload_timeout_s is not None:
             fake["OFFLOAD_TIMEOUT_S"] = str(offload_timeout_s)
-        own = dataclasses.replace(order, gpu_devices=(0,), always_pause=always_pause)
+        own = dataclasses.replace(order, gpu_devices=(0,), always_pause=always_pause, slots_per_gpu=slots_per_gpu)
         super().__init__(folder, own, environment=fake)
 
     @property
@@ -529,6 +531,22 @@ def test_gpu_memory_is_offloaded_while_a_process_is_paused(gpu_slot: GpuSlotStag
     status = gpu_slot.status_when(lambda status: status.run == (0, 1) and status.training)
     assert (status.paused, status.continued) == (((1, 0),), True)
     assert gpu_slot.asked == ["lock", "checkpoint", "lock", "checkpoint", "restore", "unlock"]
+
+
+@pytest.mark.parametrize(
+    ("gpu_slot", "stays"),
+    [({"slots_per_gpu": 2}, True), ({"slots_per_gpu": 2, "held_bytes": 0}, False), ({"held_bytes": 0}, True)],
+    indirect=["gpu_slot"],
+)
+def test_a_trial_on_a_shared_gpu_is_paused_only_if_its_gpu_memory_is_known(gpu_slot: GpuSlotStage, stays: bool) -> None:
+    _, end = give_way(gpu_slot, "train")
+    assert end.exit_code == (None if stays else 75)
+
+
+@pytest.mark.parametrize(("gpu_slot", "limit"), [({"slots_per_gpu": 4}, "3584"), ({}, "None")], indirect=["gpu_slot"])
+def test_a_trial_that_shares_its_gpu_has_a_limit(gpu_slot: GpuSlotStage, limit: str) -> None:
+    gpu_slot.wants(trial(0, "gpu memory"))
+    assert f"MEMORY {limit}\n" in gpu_slot.end_of(0).tail
 
 
 @pytest.mark.parametrize("gpu_slot", ["lock", "checkpoint", "restore", "unlock"], indirect=True)

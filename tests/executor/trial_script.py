@@ -57,6 +57,8 @@ def train(*, preemptible: bool, obeys: bool = True) -> None:
 print("parameters", TRIAL["parameters"], flush=True)
 tell(type="started")
 match sys.argv[1]:
+    case "gpu memory":
+        print("MEMORY", os.environ.get("DIKE_GPU_MEMORY_MIB"), flush=True)
     case "chatty":
         # More than is always sent, then more than is sent late in one piece; pieces may start within a line.
         for size in (200, 2000):

@@ -133,7 +133,8 @@ class FakeSlot:
 
     def end(self, outcome: str, **more: Any) -> RunEnd:
         """The run in it ends."""
-        end = RunEnd(*self.key, outcome, usage=Usage(rss_bytes=1000), reports=len(self.made.get(self.key, ())), **more)
+        more = {"usage": Usage(rss_bytes=1000), **more}
+        end = RunEnd(*self.key, outcome, reports=len(self.made.get(self.key, ())), **more)
         self.say(run=None, training=False, ends=(*self.status.ends, end), number=self.wanted.number)
         self.stage.tick()
         return end

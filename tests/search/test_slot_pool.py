@@ -16,13 +16,13 @@ from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import NO_OFFER_TIMEOUT_S, by_agent
 from framework.mesos.tasks import executor_of
 from framework.scheduler.agents import no_matching_agent_error
-from framework.scheduler.job import Need, Preemptible
+from framework.scheduler.job import RETRY_OFFERS_S, Need, Preemptible
 from framework.scheduler.reconciler import INITIAL_RETRY_S
 from framework.scheduler.records import JobState
 from framework.search.controller import MAX_FAILED_EXECUTORS
 from framework.search.records import TrialState
 from framework.search.recovery import SearchState
-from framework.search.slot_pool import MAX_SILENCE_S, slots_on
+from framework.search.slot_pool import MAX_SILENCE_S, MEASURING_S, slots_on
 from framework.search.slots import ACKNOWLEDGE_INTERVAL_S, RESEND_INTERVAL_S
 from solver import NodeClass
 from tests.search.search_stage import QUANTUM_S, FakeSlot, SearchStage, fail, node, stored
@@ -544,3 +544,106 @@ def test_how_it_ended_is_told_apart(begin: Any) -> None:
     assert (outcome.state, outcome.failure) == (JobState.FINISHED, "")
     assert outcome.result is not None
     assert outcome.result["best"]["value"] == 0.5
+
+
+def gpus_of(stage: SearchStage) -> list[tuple[str, int]]:
+    """Agent and device of each slot."""
+    return [(slot.agent_id, *slot.gpu_devices) for slot in stage.search.slots]
+
+
+def test_slots_share_a_gpu_that_their_executor_holds(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0", 8, 2)], trials=9, slots_per_gpu="2")
+    first, *others = stage.offer(cpus=8, gpus=2)
+    assert gpus_of(stage) == [("S0", 0), ("S0", 1), ("S0", 0), ("S0", 1)]
+    assert executors(stage) == ["s.slot-0", "s.slot-1", "s.slot-0", "s.slot-1"]
+    for info in stage.mesos.accepted:
+        assert "gpus" not in amounts(info["resources"])
+        assert amounts(info["executor"]["resources"])["gpus"] == 1
+        order = SlotOrder.decode(info["data"])
+        assert (order.slots_per_gpu, order.cpus) == (2, 2)
+        assert order.environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    # The GPU stays with the executor, and its next slot has as much of the rest as the last one.
+    first.update("TASK_FINISHED")
+    assert not stage.offer(cpus=1)
+    stage.offer(cpus=2)
+    assert executors(stage)[4:] == ["s.slot-0"]
+    assert SlotOrder.decode(stage.mesos.accepted[-1]["data"]).cpus == 2
+    # A trial that is still leaving uses memory.
+    others[0].slot.request_end()
+    assert not stage.offer(cpus=2)
+    others[0].update("TASK_FINISHED")
+    stage.tick(RETRY_OFFERS_S)
+    stage.offer(cpus=2)
+    assert executors(stage)[5:] == ["s.slot-1"]
+
+
+def test_few_trials_have_a_gpu_each_before_any_share_one(begin: Any) -> None:
+    stage = begin(nodes=[node(f"agent-{n}", 2, 1) for n in range(2)], trials=3, slots_per_gpu="4")
+    stage.offer(agents=2, gpus=1)
+    assert sorted(slot.agent_id for slot in stage.search.slots) == ["S0", "S0", "S1"]
+
+
+def test_slots_without_gpus_ignore_how_many_share_one(begin: Any) -> None:
+    stage = begin(trials=2, slots_per_gpu="2")
+    assert [fake.slot.slots_per_gpu for fake in stage.offer(cpus=2)] == [1, 1]
+    assert stage.observer.notes == ["the slots have no GPU, so --slots-per-gpu has no effect"]
+    assert stage.search.slots[0].executor_id == stage.search.slots[1].executor_id
+
+
+@pytest.mark.parametrize(
+    ("model", "used", "expected", "note"),
+    [
+        (
+            "V100",
+            3 * 2**30,
+            4,
+            "4 slots share each GPU from now on: the first trials use up to 3.0 GiB of its 16.0 GiB",
+        ),
+        ("V100", 9 * 2**30, 1, "each slot has a GPU of its own: the first trials use up to 9.0 GiB of its 16.0 GiB"),
+        ("V100", None, 1, "--slots-per-gpu auto leaves one slot per GPU, because the GPU memory of trials is unknown"),
+        (
+            "",
+            3 * 2**30,
+            1,
+            "--slots-per-gpu auto leaves one slot per GPU, because the memory of this model of GPU (gpu_model) is "
+            "unknown",
+        ),
+    ],
+)
+def test_the_first_trials_tell_how_many_share_a_gpu(
+    begin: Any, model: str, used: int | None, expected: int, note: str
+) -> None:
+    stage = begin(nodes=[node("agent-0", 8, 1)], trials=9, slots_per_gpu="auto")
+    (first,) = stage.offer(cpus=8, gpus=1, gpu_model=model)
+    first.train()
+    first.say(usage=Usage(gpu_mem_bytes=used))
+    stage.tick(MEASURING_S - 1)
+    assert note not in stage.observer.notes
+    stage.tick(1)
+    assert stage.observer.notes.count(note) == 1
+    assert first.slot.leaving == (expected > 1)
+    if expected == 1:
+        return
+    stage.tick(1)
+    first.end("suspended", checkpoint="trial-0/run-0-step-5", step=5)
+    first.update("TASK_FINISHED")
+    new = stage.offer(cpus=8, gpus=1, gpu_model=model)
+    assert len(new) == expected
+    assert {fake.slot.executor_id for fake in new} == {"s.slot-1"}
+    resumed = [fake.wanted.run for fake in new]
+    assert "trial-0/run-0-step-5" in [run.trial.resume_from for run in resumed if run is not None]
+
+
+def test_the_end_of_a_trial_tells_it_at_once(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0", 8, 1)], trials=9, slots_per_gpu="auto")
+    (first,) = stage.offer(cpus=8, gpus=1, gpu_model="V100")
+    first.train()
+    first.end("finished", usage=Usage(gpu_mem_bytes=6 * 2**30))
+    assert any(note.startswith("2 slots share each GPU") for note in stage.observer.notes)
+
+
+def test_a_new_service_keeps_how_many_share_a_gpu(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0", 8, 1)], trials=9, slots_per_gpu="2")
+    stage.offer(cpus=8, gpus=1)
+    slots = SearchState.from_json(stage.search.to_state()).slots
+    assert [(slot.slots_per_gpu, slot.cpus, slot.mem_mib) for slot in slots] == [(2, 4, 4096)] * 2
