@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import optuna
 import psutil
 
@@ -21,6 +22,7 @@ from framework.search.optuna_study import MARK, open_storage
 from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
 from framework.search.samplers import distribution_of
 from framework.search.store import Store
+from framework.service.search_page import search_page
 
 TITLE = "Searches of many trials"
 TRIALS = {"Dike": 2000, "Optuna": 2000, "Ray Tune": 100, "Ray Tune, `reuse_actors`": 300}
@@ -82,6 +84,14 @@ def measure() -> Iterator[str]:
                 f"| `dike tune --resume big`, complete with {words} "
                 f"| {_command_s(where, 'tune', '--resume', 'big', '--private'):.2f} |"
             )
+        yield ""
+        yield "The answers that the page of such a search (`dike trials big --page`) waits for:"
+        yield ""
+        yield f"| answer | 1 trial, s | {STORED_TRIALS:,} trials, s | MiB |"
+        yield "|---|---|---|---|"
+        few, many = _page_costs(empty), _page_costs(stored)
+        for path, (seconds, size) in many.items():
+            yield f"| `{path}` | {few[path][0]:.3f} | {seconds:.2f} | {size / 2**20:.1f} |"
 
 
 def search_cost(name: str) -> Cost:
@@ -119,11 +129,30 @@ def _command_s(folder: Path, *arguments: str) -> float:
     return min(times_s)
 
 
+def _page_costs(folder: Path) -> dict[str, tuple[float, int]]:
+    """Route -> least seconds of three answers, and their size in bytes."""
+    found = {}
+    with search_page(_url(folder)) as address:
+        server, _, token = address.partition("/#token=")
+        headers = {"Authorization": f"Bearer {token}"}
+        with httpx.Client(base_url=f"{server}/api/v1/", headers=headers, trust_env=False, timeout=60) as client:
+            for part in ("", "/trials", "/slices", "/losses?limit=20", "/importance"):
+                answers = [client.get(f"jobs/big{part}") for _ in range(3)]
+                least_s = min(answer.elapsed.total_seconds() for answer in answers)
+                found[f"jobs/big{part}"] = (least_s, len(answers[0].content))
+    return found
+
+
+def _url(folder: Path) -> str:
+    """The database that `dike` uses in a folder."""
+    return f"sqlite:///{folder}/dike-runs/searches.db"
+
+
 def _store(folder: Path, trials: int) -> None:
     """Writes a finished search `big` to the database that `dike` uses in a folder."""
     (folder / "dike-runs").mkdir()
     (folder / "train.py").touch()
-    url = f"sqlite:///{folder}/dike-runs/searches.db"
+    url = _url(folder)
     space = (Parameter("x", low=-2.0, high=2.0), Parameter("y", low=-2.0, high=2.0))
     spec = SearchSpec("big", str(folder / "train.py"), (), {}, space, "random", trials, checkpoint_dir=str(folder))
     distributions = {one.name: distribution_of(one) for one in space}

@@ -24,9 +24,12 @@ SpaceFunction = Callable[[Any], Mapping[str, Any] | None]
 COMMAND = (sys.executable, "-P", "-m", "framework", "tune")
 REPEATED = ("constraint", "env", "mutate", "warm_start_from", "volume")
 """Options that may be repeated: a list, or a mapping for NAME=VALUE."""
+FLAGS = ("page", "private")
+"""Options without a value: True or False."""
 OPTIONS = frozenset(
     {
         *REPEATED,
+        *FLAGS,
         *("advertise_address", "agent_python", "agents", "attributes", "agent_cooldown", "bundle_port"),
         *("checkpoint_dir", "checkpoint_interval", "quantum_growth"),
         *("connect_timeout", "image", "trials_per_slot", "logdir", "master", "metric", "milestones", "mode", "name"),
@@ -34,7 +37,6 @@ OPTIONS = frozenset(
             "on_failure",
             "policy",
             "principal",
-            "private",
             "quantum",
             "resources",
             "resume",
@@ -124,6 +126,9 @@ def _arguments(
     elif sampler is not None and not isinstance(sampler, str):
         given["sampler"] = type(sampler).__name__
         arguments += ["--sampler-object", _pickled(folder / "sampler.pickle", sampler, "sampler")]
+    for name in FLAGS:
+        if given.pop(name, False):
+            arguments.append(f"--{name}")
     for name, value in given.items():
         for one in _values(value) if name in REPEATED else [value]:
             arguments += [f"--{name.replace('_', '-')}", str(one)]

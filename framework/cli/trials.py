@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+import signal
+import webbrowser
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +40,7 @@ def trials(
         str | None, typer.Argument(help="Name of the search; without it, all searches are listed.", show_default=False)
     ] = None,
     storage: StorageOption = None,
+    page: Annotated[bool, typer.Option("--page", help="Show them in a browser, until you press Ctrl-C.")] = False,
     output_format: FormatOption = Format.TABLE,
 ) -> None:
     """Shows a search's trials, or lists the searches."""
@@ -48,7 +51,13 @@ def trials(
     from framework.search.store import Store
 
     options = f"--storage {shlex.quote(storage)}" if storage and storage != os.environ.get(STORAGE_VARIABLE) else ""
-    with contextlib.closing(Store(storage or default_storage(), must_exist=True)) as store:
+    url = storage or default_storage()
+    with contextlib.closing(Store(url, must_exist=True)) as store:
+        if page:
+            if name is not None:
+                store.open_search(name)
+            _show_until_interrupted(url, name)
+            return
         if name is None:
             _list(store.searches(), options, output_format)
             return
@@ -82,6 +91,32 @@ def trials(
             out.print(f"trial {record.number}: {record.error.strip().splitlines()[-1]}", markup=False, soft_wrap=True)
     if advice := resume_hint(search, options):
         say(out, advice)
+
+
+def _show_until_interrupted(url: str, name: str | None) -> None:
+    from framework.scheduler.session import sigterm_as_interrupt
+
+    with contextlib.suppress(KeyboardInterrupt), sigterm_as_interrupt(), shown_in_browser(url, name):
+        signal.pause()
+
+
+@contextlib.contextmanager
+def shown_in_browser(url: str, name: str | None) -> Iterator[None]:
+    """Shows the searches of a database in a browser within the context; prints the page's address.
+
+    Args:
+        url: the database.
+        name: the search to show first; None for the list.
+    """
+    from framework.service.search_page import search_page
+
+    with search_page(url, name) as address:
+        # Others could read a log; the address signs in.
+        say(console(stderr=True), f"page: {address}")
+        # Without a display, a browser would take over the terminal.
+        if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+            webbrowser.open(address)
+        yield
 
 
 def print_trials(

@@ -30,7 +30,7 @@ from framework.cli.search_options import (
     stored_function,
 )
 from framework.cli.service_options import SERVICE_OPTIONS, SERVICE_PANELS, ServiceAccess, service_access
-from framework.cli.trials import FormatOption, StorageOption
+from framework.cli.trials import FormatOption, StorageOption, shown_in_browser
 from framework.mesos.containers import needs_mount, parse_volumes
 from framework.policies.trials.interface import PolicySettings
 from framework.scheduler.queue_options import QueueOptions
@@ -49,7 +49,18 @@ if TYPE_CHECKING:
 EXTENDING = ("trials", "param", "space")
 """Options by which `--resume` gives a search more to try."""
 ALLOWED_ON_RESUME = {
-    *("resume", "storage", "logdir", "mlflow", "on_end", "constraint", "volume", "for_notebook", "output_format"),
+    *(
+        "resume",
+        "storage",
+        "page",
+        "logdir",
+        "mlflow",
+        "on_end",
+        "constraint",
+        "volume",
+        "for_notebook",
+        "output_format",
+    ),
     *EXTENDING,
     *MESOS_OPTIONS,
     *SETTABLE_ON_RESUME,
@@ -61,7 +72,7 @@ ALLOWED_ON_DETACHED_RESUME = {
     *SERVICE_OPTIONS,
 }
 NOT_WITH_DETACH = (
-    *("storage", "logdir", "mlflow", "on_end", "function_call", "sampler_object", "space_function"),
+    *("storage", "logdir", "mlflow", "on_end", "page", "function_call", "sampler_object", "space_function"),
     *sorted(MESOS_OPTIONS),
 )
 
@@ -71,7 +82,7 @@ PANELS = merged_panels(
     {"The script": ("module", "outputs_limit")},
     panels_of(UnresolvedOptions, SearchOptions, PolicySettings, TaskOptions),
     {
-        "The search": ("resume", "storage", "logdir", "mlflow", "on_end", "output_format"),
+        "The search": ("resume", "storage", "page", "logdir", "mlflow", "on_end", "output_format"),
         "On a service": ("detach", "wait", "follow", *SERVICE_PANELS["Which service"]),
         **panels_of(QueueOptions),
     },
@@ -110,6 +121,9 @@ def tune(
         str | None,
         typer.Option(help="MLflow server or database to send trials to, such as http://HOST:5000.", metavar="URI"),
     ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Show the search in a browser while it runs; later: dike trials NAME --page.")
+    ] = False,
     on_end: Annotated[
         str | None,
         typer.Option(
@@ -194,6 +208,8 @@ def tune(
             # Imported late, so that Mesos starts and trials' imports begin first.
             from framework.search.run import SearchRequest
 
+            if page:
+                stack.enter_context(shown_in_browser(url, spec.name))
             constraints, volumes = tasks.constraints, tasks.volumes
             request = SearchRequest(
                 spec, url, resume is not None, mesos, logdir, mlflow or "", constraints, volumes, remembered

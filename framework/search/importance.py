@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dike.trial.spec import Value
+from framework.search.optuna_study import load_optuna
 from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
 from framework.search.samplers import distribution_of
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 MIN_TRIALS = 5
 """Minimum number of finished trials to compare."""
+MAX_COMPARED = 2000
+"""Maximum number of trials to compare: a fraction of a second."""
 _import_lock = threading.Lock()
 """Concurrent first imports of Optuna's module could see it half loaded."""
 
@@ -32,11 +36,14 @@ def finished_trials(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 def importances(spec: SearchSpec, trials: Sequence[TrialRecord]) -> dict[str, float]:
     """Returns the importance of each parameter that all finished trials have, by Optuna's PED-ANOVA.
 
-    The shares sum to 1, the greatest first; empty with too few finished trials.
+    The shares sum to 1, the greatest first; empty with too few finished trials. Of many, `MAX_COMPARED` are compared,
+    chosen at random.
     """
     compared = finished_trials(trials)
     if len(compared) < MIN_TRIALS:
         return {}
+    if len(compared) > MAX_COMPARED:
+        compared = random.Random(0).sample(compared, MAX_COMPARED)  # noqa: S311
     names = [name for name in compared[0].parameters if all(name in trial.parameters for trial in compared)]
     known = {parameter.name: parameter for parameter in spec.space}
     distributions = {
@@ -44,10 +51,10 @@ def importances(spec: SearchSpec, trials: Sequence[TrialRecord]) -> dict[str, fl
     }
     if not names:
         return {}
-    import optuna
-
     # Loads scikit-learn if it is installed: 100 MB that most services never need.
     with _import_lock:
+        load_optuna()
+        import optuna
         import optuna.importance
 
     with warnings.catch_warnings():

@@ -368,7 +368,7 @@ def _study(storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
     import optuna
     from optuna.samplers import RandomSampler
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    load_optuna()
     sign_states()
     with study_errors(storage.engine.url):
         direction: Literal["minimize", "maximize"] = "minimize" if spec.mode == "min" else "maximize"
@@ -434,10 +434,12 @@ def _suggest_one(trial: optuna.Trial, parameter: Parameter) -> Value:
 
 
 def load_optuna() -> None:
-    """Imports Optuna before threads start, as concurrent imports can see it half loaded."""
+    """Imports Optuna, and silences its messages. Before threads start: concurrent imports can see it half loaded."""
     import optuna.exceptions
     import optuna.samplers
-    import optuna.storages._rdb.models  # noqa: F401
+    import optuna.storages._rdb.models
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def open_storage(url: str) -> RDBStorage:

@@ -117,7 +117,7 @@ class Store:
         Raises:
             BadInputError: if it does not exist.
         """
-        with self._reading() as connection:
+        with self.reading() as connection:
             row = connection.execute(select(SEARCHES.c.id, SEARCHES.c.spec).where(SEARCHES.c.name == name)).first()
         if row is None:
             raise BadInputError(
@@ -128,12 +128,12 @@ class Store:
         return self._spec
 
     def has_search(self, name: str) -> bool:
-        with self._reading() as connection:
+        with self.reading() as connection:
             return connection.execute(select(SEARCHES.c.id).where(SEARCHES.c.name == name)).first() is not None
 
     def hint(self, name: str) -> str:
         """Suggests existing searches in place of a missing one."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             near = difflib.get_close_matches(name, connection.execute(select(SEARCHES.c.name)).scalars(), n=1)
         return f"did you mean '{near[0]}'?" if near else "`dike trials` lists the searches there are."
 
@@ -153,7 +153,7 @@ class Store:
         named = SEARCHES.c.name.in_(names) if names else true()
         counted = select(TRIALS.c.search_id, TRIALS.c.state, func.count()).group_by(TRIALS.c.search_id, TRIALS.c.state)
         counted = counted.where(TRIALS.c.search_id.in_(select(SEARCHES.c.id).where(named)))
-        with self._reading() as connection:
+        with self.reading() as connection:
             now_s = database_time_s(connection)
             rows = connection.execute(select(SEARCHES).where(named).order_by(SEARCHES.c.created_s, SEARCHES.c.id)).all()
             states: dict[int, dict[TrialState, int]] = defaultdict(dict)
@@ -199,12 +199,12 @@ class Store:
             connection.execute(update(SEARCHES).where(SEARCHES.c.name == name).values(framework_id=framework_id))
 
     def framework_id(self, name: str) -> str | None:
-        with self._reading() as connection:
+        with self.reading() as connection:
             return connection.execute(select(SEARCHES.c.framework_id).where(SEARCHES.c.name == name)).scalar()
 
     def last_heartbeat_s(self, name: str) -> float | None:
         """Returns the last heartbeat of the process that runs or ran the search, by the database's clock."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return connection.execute(select(SEARCHES.c.heartbeat_s).where(SEARCHES.c.name == name)).scalar()
 
     def finish_search(self, failure: str = "") -> None:
@@ -216,7 +216,7 @@ class Store:
     @property
     def options(self) -> dict[str, Any]:
         """Options outside the specification with which the search was last started or resumed."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             text = connection.execute(select(SEARCHES.c.options).where(SEARCHES.c.id == self._require_id())).scalar()
         return dict(json.loads(text or "{}"))
 
@@ -249,7 +249,7 @@ class Store:
             readings: whether to load readings and slices, which may take seconds.
         """
         objective = Objective(self.spec.metric, self.spec.mode, self.spec.value)
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(self._select(TRIALS).order_by(TRIALS.c.number)).mappings().all()
             reports = _load_losses(connection, self._require_id()) if readings else {}
             from_steps: dict[int, list[int]] = defaultdict(list)
@@ -268,7 +268,7 @@ class Store:
 
     def load_slices(self) -> list[SliceRecord]:
         """Returns all time slices of the search, in order of their start."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return self._load_slices(connection)
 
     def save_progress(self, record: TrialRecord, reports: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
@@ -296,7 +296,7 @@ class Store:
             trial: load only this trial.
             limit: maximum number per trial, evenly chosen, including the last.
         """
-        with self._reading() as connection:
+        with self.reading() as connection:
             return _load_losses(connection, self._require_id(), trial, limit)
 
     def add_output(self, pieces: Sequence[TrialOutput]) -> None:
@@ -318,17 +318,17 @@ class Store:
     def trial_state(self, trial: int) -> TrialState | None:
         """Returns the state of a trial; None if it does not exist yet."""
         condition = (TRIALS.c.search_id == self._require_id()) & (TRIALS.c.number == trial)
-        with self._reading() as connection:
+        with self.reading() as connection:
             state = connection.execute(select(TRIALS.c.state).where(condition)).scalar()
         return None if state is None else TrialState(state)
 
     def output_received(self, trial: int, run: int) -> int:
         """Returns how many bytes of a run's output have been stored or deleted."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return output.received_bytes(connection, self._require_id(), trial, run)
 
     def load_output(self, trial: int, *, after: int = 0, limit: int | None = None) -> list[OutputChunk]:
-        with self._reading() as connection:
+        with self.reading() as connection:
             return output.load_output(connection, self._require_id(), trial, after=after, limit=limit)
 
     @contextmanager
@@ -339,7 +339,7 @@ class Store:
             yield connection
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
+    def reading(self) -> Iterator[Connection]:
         with storage_errors(self._url), self._engine.connect() as connection:
             yield connection
 

@@ -293,6 +293,12 @@ def search_request(spec: SearchSpec, script: str, preload: tuple[str, ...], **mo
         raise _rejection(error) from error
 
 
+def request_of_search(spec: SearchSpec) -> dict[str, Any]:
+    """The request of a search that is stored without one, by `dike tune`; not checked, as it has run already."""
+    values = {"kind": str(JobKind.SEARCH), "spec": dataclasses.asdict(spec)}
+    return _REQUEST.validate_python(values, context=_STORED).to_json()
+
+
 def is_own_search(record: JobRecord, search: SearchSummary) -> bool:
     """Whether the search with a job's name belongs to the job, and not to a `dike tune` of the same name."""
     if record.state_data is not None:

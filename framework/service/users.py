@@ -122,7 +122,7 @@ class Users:
     @classmethod
     def of_this_account(cls) -> Users:
         """This account as the only user and administrator; creates the token in `own_token_file` if missing."""
-        return cls(lambda: {digest(own_token()): User(_account_name(), admin=True)})
+        return cls(lambda: {digest(own_token()): User(account_name(), admin=True)})
 
     def authenticate(self, token: str) -> User | None:
         """The user of a token; None if it is unknown. Raises `TokenExpiredError`."""
@@ -208,7 +208,7 @@ def own_token() -> str:
     return token
 
 
-def _account_name() -> str:
+def account_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, text
 
 from dike.exceptions import BadInputError
 from dike.trial import pickled
-from framework.search.importance import MIN_TRIALS, importances
+from framework.search.importance import MAX_COMPARED, MIN_TRIALS, importances
 from framework.search.optuna_study import Study
 from framework.search.pruners import parse_stop
 from framework.search.records import Condition, Parameter, SearchSpec, TrialRecord
@@ -257,6 +257,22 @@ def test_the_parameter_that_decides_is_the_most_important(mode: str) -> None:
     assert found["optimizer"] < 0.1
     assert sum(found.values()) == pytest.approx(1)
     assert importances(spec, trials[:MIN_TRIALS]) == {}
+
+
+def test_of_very_many_trials_some_are_compared(capfd: pytest.CaptureFixture[str]) -> None:
+    spec = spec_of(RANGES, "random", 40)
+    count = 2 * MAX_COMPARED
+    trials = [
+        TrialRecord(number, {"lr": 10 ** (-5 + 4 * number / count), "units": 2 + number % 7}, SearchTrialState.FINISHED)
+        for number in range(count)
+    ]
+    for trial in trials:
+        trial.value = (trial.number / count - 0.5) ** 2
+    found = importances(spec, trials)
+    assert found == importances(spec, trials)
+    assert found["lr"] > 0.9
+    # Optuna announces its studies.
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_sampler_follows_from_the_space() -> None:

@@ -87,7 +87,7 @@ def test_a_token_that_has_expired_is_refused_with_a_sentence_of_its_own(stage: A
 def test_a_proxy_says_who_somebody_is(stage: ApiStage, proxy: httpx.Client) -> None:
     for name, is_admin in (("carol", False), ("alice", False), ("root", True)):
         headers = as_user(name, Sec_Fetch_Site="same-origin")
-        assert proxy.get("/api/v1/me", headers=headers).json() == {"user": name, "admin": is_admin}
+        assert proxy.get("/api/v1/me", headers=headers).json() == {"user": name, "admin": is_admin, "read_only": False}
     assert proxy.get("/sign-in", headers=as_user("carol")).json() == {"proxy": True}
     assert proxy.get("/api/v1/me", headers=[(HEADER, "jürgen".encode())]).json()["user"] == "jürgen"
     submitted = proxy.post("/api/v1/jobs", files=form(training()), headers=as_user("carol", **OWN))

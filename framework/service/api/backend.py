@@ -10,16 +10,19 @@ import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, HTTPException, Path, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.engine import Connection, Engine
 
 from dike.exceptions import BadInputError
 from framework.mesos.master import LeadingMaster
 from framework.scheduler.records import JobRecord
 from framework.scheduler.snapshot import Snapshot
+from framework.search.store import Store
 from framework.service import queries
 from framework.service.metrics import ServiceMetrics
 from framework.service.store import ServiceStore
@@ -136,14 +139,39 @@ class Followers:
 
 
 @dataclass(frozen=True)
+class SearchDatabase:
+    """A database of searches: that of the service, or one that a page shows (`framework.service.search_page`)."""
+
+    url: str
+    engine: Engine
+    reading: Callable[[], AbstractContextManager[Connection]]
+
+    def opened(self, name: str) -> Store | None:
+        """Opens a search for reading; None before it has begun."""
+        with self.reading() as connection:
+            if not queries.has_begun(connection, name):
+                return None
+        store = Store(self.url, engine=self.engine)
+        store.open_search(name)
+        return store
+
+
+@dataclass(frozen=True)
 class Backend:
-    """The service as the API sees it; `closing` is set when it shuts down."""
+    """The service as the API sees it.
+
+    Attributes:
+        master: None for a page that shows stored searches; it has no cluster and accepts no changes.
+        searches: where the searches are.
+        closing: set when it shuts down.
+    """
 
     submissions: Submissions
     users: Users
-    master: LeadingMaster
+    master: LeadingMaster | None
     metrics: ServiceMetrics
     snapshot: Callable[[], Snapshot]
+    searches: SearchDatabase
     proxy: Proxy | None = None
     closing: threading.Event = field(default_factory=threading.Event)
     followers: Followers = field(default_factory=Followers)
@@ -159,6 +187,10 @@ class Backend:
     def store(self) -> ServiceStore:
         return self.submissions.store
 
+    @property
+    def is_read_only(self) -> bool:
+        return self.master is None
+
 
 def _backend(request: Request) -> Backend:
     found = request.app.state.backend
@@ -172,6 +204,8 @@ async def _signed_in(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
 ) -> User:
     user = _user(request, backend, credentials)
+    if backend.is_read_only and request.method not in SAFE_METHODS:
+        raise HTTPException(403, "This page only shows searches; change them with the commands of dike.")
     connection = getattr(request.state, "connection", None)
     if connection is not None and not connection.assign_user(user.name):
         raise HTTPException(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from dike._version import __version__
@@ -26,14 +26,16 @@ open_router = APIRouter(tags=["service"])
 
 
 @router.get("/me")
-def get_me(user: SignedIn) -> Me:
+def get_me(service: Service, user: SignedIn) -> Me:
     """The user of the token."""
-    return Me(user=user.name, admin=user.admin)
+    return Me(user=user.name, admin=user.admin, read_only=service.is_read_only)
 
 
 @router.get("/cluster")
 def get_cluster(service: Service, user: SignedIn) -> ClusterView:
     """The service and the agents of its cluster."""
+    if service.master is None:
+        raise HTTPException(404, "This page shows stored searches; it has no cluster.")
     snapshot = service.snapshot()
     live: dict[str, list[TaskRecord]] = {}
     for task in service.store.tasks(live_only=True):

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dike.exceptions import BadInputError
 from framework.mesos.master import LeadingMaster
 from framework.service.api.app import make_app
-from framework.service.api.backend import Backend, Proxy
+from framework.service.api.backend import Backend, Proxy, SearchDatabase
 from framework.service.service import Service
 from framework.service.submission import Submissions
 from framework.service.users import Users
@@ -75,16 +76,25 @@ class ApiFront:
         shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104 (compared, not bound)
         self.url = f"http://[{shown}]:{bound}" if ":" in shown else f"http://{shown}:{bound}"
 
-    @contextlib.contextmanager
-    def __call__(self, submissions: Submissions, service: Service, master: LeadingMaster) -> Iterator[None]:
-        backend = Backend(
-            submissions=submissions,
-            users=self._users,
-            master=master,
-            metrics=service.metrics,
-            snapshot=lambda: service.scheduler.snapshot,
-            proxy=self._proxy,
+    def __call__(
+        self, submissions: Submissions, service: Service, master: LeadingMaster
+    ) -> AbstractContextManager[None]:
+        database = submissions.store.database
+        return self.serving(
+            Backend(
+                submissions=submissions,
+                users=self._users,
+                master=master,
+                metrics=service.metrics,
+                snapshot=lambda: service.scheduler.snapshot,
+                searches=SearchDatabase(database.url, database.engine, database.reading),
+                proxy=self._proxy,
+            )
         )
+
+    @contextlib.contextmanager
+    def serving(self, backend: Backend) -> Iterator[None]:
+        """Answers clients within the context."""
         connections = Connections(self._proxy.is_at if self._proxy is not None else lambda _: False)
         config = uvicorn.Config(
             make_app(backend, PAGE, self._hosts),

@@ -264,7 +264,8 @@ def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> l
     with service.store.database.reading() as connection:
         live = queries.live_tasks(connection, ids)
         points = queries.last_progress(connection, ids)
-        searches = [one.id for one in records if one.kind is JobKind.SEARCH]
+    searches = [one.id for one in records if one.kind is JobKind.SEARCH]
+    with service.searches.reading() as connection:
         trials = queries.trial_states(connection, searches)
         best = queries.best_values(connection, queries.search_modes(connection, searches))
     return [

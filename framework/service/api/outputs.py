@@ -25,8 +25,6 @@ from executor import outputs
 from executor.outputs import printable
 from framework.scheduler.records import JobKind, JobRecord
 from framework.search.records import TrialRecord
-from framework.search.store import Store
-from framework.service import queries
 from framework.service.api.backend import Backend, OwnJob, Service
 from framework.service.api.schemas import OutputFileView, OutputList
 from framework.training.state import stored_checkpoint_dir
@@ -178,9 +176,7 @@ def get_model(
     if folder is not None and record.kind is JobKind.SEARCH:
         if trial is None:
             raise HTTPException(422, f"Job '{record.id}' is a search; say of which trial.")
-        found = Store(service.store.database.url, engine=service.store.database.engine)
-        found.open_search(record.id)
-        best_step = next((one.best_step for one in found.load_trials(readings=False) if one.number == trial), None)
+        best_step = next((one.best_step for one in _trials(service, record) if one.number == trial), None)
         folder = f"{folder}/trial-{trial}"
     if folder is not None and outputs.is_remote(folder):
         raise HTTPException(404, f"The checkpoints are in {folder}; the service does not read there.")
@@ -301,11 +297,8 @@ def _no_output(record: JobRecord, path: str) -> HTTPException:
 def checkpoint_folder(service: Backend, record: JobRecord) -> str | None:
     """A job's checkpoint folder; None before it is chosen."""
     if record.kind is JobKind.SEARCH:
-        with service.store.database.reading() as connection:
-            if not queries.has_begun(connection, record.id):
-                return None
-        store = Store(service.store.database.url, engine=service.store.database.engine)
-        return store.open_search(record.id).checkpoint_dir.rstrip("/")
+        store = service.searches.opened(record.id)
+        return None if store is None else store.spec.checkpoint_dir.rstrip("/")
     result: dict[str, Any] = record.result or {}
     found = record.request.get("checkpoint_dir") or stored_checkpoint_dir(record.state_data)
     return found or result.get("checkpoint_dir") or None
@@ -316,11 +309,14 @@ def _runs(service: Backend, record: JobRecord, folder: str) -> Iterator[tuple[st
     if record.kind is not JobKind.SEARCH:
         yield "", folder
         return
-    searches = Store(service.store.database.url, engine=service.store.database.engine)
-    searches.open_search(record.id)
     # By the trials, not by the folder's content: scripts can create any number of folders.
-    for trial in searches.load_trials(readings=False):
+    for trial in _trials(service, record):
         yield f"trial-{trial.number}/", f"{folder}/trial-{trial.number}"
+
+
+def _trials(service: Backend, record: JobRecord) -> list[TrialRecord]:
+    store = service.searches.opened(record.id)
+    return [] if store is None else store.load_trials(readings=False)
 
 
 def _owner(record: JobRecord) -> str:

@@ -32,10 +32,16 @@ class Problem(View):
 
 
 class Me(View):
-    """The user of the token; `admin`: whether you may kill other users' jobs and read their output."""
+    """The user of the token.
+
+    Attributes:
+        admin: whether you may kill other users' jobs and read their output.
+        read_only: whether this is a page that shows stored searches, without a cluster.
+    """
 
     user: str
     admin: bool
+    read_only: bool = False
 
 
 class SignIn(View):
@@ -249,7 +255,7 @@ class ImportanceView(View):
     """The importance of each parameter of a search for its objective (`framework.search.importance`).
 
     Attributes:
-        trials: number of finished trials compared; at least `needed` are required.
+        trials: number of finished trials; at least `needed` are required.
         importances: name -> share of the total importance, greatest first; empty with too few trials or if the job is
             not yours.
     """

@@ -13,7 +13,6 @@ from framework.search.importance import MIN_TRIALS, finished_trials, importances
 from framework.search.records import SearchSpec, TrialRecord, best_trial, ranked
 from framework.search.store import Store
 from framework.search.trials import train_command
-from framework.service import queries
 from framework.service.api.backend import Backend, Job, Service, SignedIn, may_manage
 from framework.service.api.outputs import kept_model
 from framework.service.api.schemas import (
@@ -115,9 +114,4 @@ def opened_search(service: Backend, record: JobRecord) -> Store | None:
     """Opens a job's search for reading; None before it has begun. Raises a 404 for a training job."""
     if record.kind is not JobKind.SEARCH:
         raise HTTPException(404, f"Job '{record.id}' is a training job; it has no trials.")
-    with service.store.database.reading() as connection:
-        if not queries.has_begun(connection, record.id):
-            return None
-    store = Store(service.store.database.url, engine=service.store.database.engine)
-    store.open_search(record.id)
-    return store
+    return service.searches.opened(record.id)

@@ -31,11 +31,11 @@ export function tryNow() {
   bus.dispatchEvent(new Event("wake"));
 }
 
-/** Signs in with the `#token=...` of the address, and removes it from the address bar. */
+/** Signs in with the `#token=...` of the address, and removes it from the address bar; `#token=.../VIEW` opens a view. */
 export function takeTokenFromAddress() {
-  const found = /^#token=(.+)$/.exec(location.hash);
+  const found = /^#token=([^/]+)(\/.*)?$/.exec(location.hash);
   if (found) {
-    history.replaceState(null, "", location.pathname + location.search);
+    history.replaceState(null, "", location.pathname + location.search + (found[2] ? `#${found[2]}` : ""));
     signIn(decodeURIComponent(found[1]));
   }
 }

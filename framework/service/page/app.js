@@ -45,7 +45,12 @@ function SignIn({ refused }) {
   </main>`;
 }
 
-function Away({ since, cluster }) {
+function Away({ since, me, cluster }) {
+  if (me?.read_only)
+    return html`<div class="banner" role="alert">
+      The command that showed this page has not answered since <${Clock} at=${since} />. If it has ended,
+      ${" "}<code>dike trials --page</code> shows its searches again. <button onClick=${tryNow}>Try now</button>
+    </div>`;
   const jobs = cluster?.private
     ? "It runs a private Mesos: if the service has ended, that Mesos and all running jobs have ended with it."
     : "Running jobs continue without it; no job starts until it is back.";
@@ -72,6 +77,7 @@ function Use({ cluster }) {
 }
 
 function Header({ me, cluster, here, away }) {
+  const views = me?.read_only ? [["", "Searches"]] : VIEWS;
   const state = away !== null ? "away" : cluster === undefined ? "wait" : cluster.connected ? "good" : "bad";
   const text = {
     away: "no answer from the service",
@@ -83,24 +89,26 @@ function Header({ me, cluster, here, away }) {
     <div class="head">
       <a class="brand" href="#/"><img src="favicon.svg" alt="" width="22" height="22" /> Dike</a>
       <nav aria-label="Views">
-        ${VIEWS.map(
+        ${views.map(
           ([path, name]) => html`<a href=${`#/${path}`} aria-current=${here === path ? "page" : null}>${name}</a>`,
         )}
       </nav>
-      <span class="link" role="status"><span class=${`dot ${state}`} aria-hidden="true"></span> ${text}</span>
+      ${!me?.read_only && html`<span class="link" role="status"><span class=${`dot ${state}`} aria-hidden="true"></span> ${text}</span>`}
       <span class="me">
-        ${me?.user}${me?.admin ? " (admin)" : ""} ${token() &&
+        ${me?.user}${me?.admin && !me.read_only ? " (admin)" : ""} ${token() &&
         html`<button class="plain" onClick=${() => signOut()}>Sign out</button>`}
       </span>
     </div>
-    <${Use} cluster=${cluster} />
+    ${!me?.read_only && html`<${Use} cluster=${cluster} />`}
   </header>`;
 }
 
 function SignedIn({ away }) {
   const [view, id] = useRoute();
   const me = useLive((_, signal) => get("me", {}, signal), [], false).data;
-  const cluster = useLive((_, signal) => get("cluster", {}, signal), []).data;
+  // A page of stored searches has no cluster.
+  const isService = me !== undefined && !me.read_only;
+  const cluster = useLive((_, signal) => isService && get("cluster", {}, signal), [isService], isService).data || undefined;
   const main = useRef(null);
   const isFirst = useRef(true);
   const here = view === "jobs" ? "" : view;
@@ -110,7 +118,7 @@ function SignedIn({ away }) {
     isFirst.current = false;
   }, [view, id]);
   let content = html`<h1>Not found</h1><p>There is no such view. <a href="#/">See all jobs</a></p>`;
-  if (view === "jobs" && id) content = html`<${JobView} key=${id} id=${id} cluster=${cluster} />`;
+  if (view === "jobs" && id) content = html`<${JobView} key=${id} id=${id} me=${me} cluster=${cluster} />`;
   else if (here === "") content = html`<${JobsView} me=${me} />`;
   else if (here === "cluster") content = html`<${ClusterView} cluster=${cluster} />`;
   else if (here === "submit") content = html`<${SubmitView} />`;
@@ -120,7 +128,7 @@ function SignedIn({ away }) {
   };
   return html`<a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
     <${Header} me=${me} cluster=${cluster} here=${here} away=${away} />
-    ${away !== null && html`<${Away} since=${away} cluster=${cluster} />`}
+    ${away !== null && html`<${Away} since=${away} me=${me} cluster=${cluster} />`}
     <main id="main" ref=${main} tabindex="-1" class=${away === null ? "" : "stale"}>${content}</main>`;
 }
 

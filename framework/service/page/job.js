@@ -207,7 +207,7 @@ function Events({ id, active }) {
   </div>`;
 }
 
-export function JobView({ id, cluster }) {
+export function JobView({ id, me, cluster }) {
   const path = `jobs/${encodeURIComponent(id)}`;
   const [isOver, setIsOver] = useState(false);
   const { data: job, error } = useLive(
@@ -232,21 +232,26 @@ export function JobView({ id, cluster }) {
     <h2 id="why">Why it waits</h2>
     <${Explain} id=${id} active=${active} />
   </section>`;
-  return html`<p class="back"><a href="#/">All jobs</a></p>
-    <div class="title"><h1>${job.id}</h1> <${Badge} state=${job.state} /> <${Actions} job=${job} /></div>
+  return html`<p class="back"><a href="#/">All ${me?.read_only ? "searches" : "jobs"}</a></p>
+    <div class="title"><h1>${job.id}</h1> <${Badge} state=${job.state} /> ${me && !me.read_only && html`<${Actions} job=${job} />`}</div>
     <${Facts} job=${job} />
     ${job.failure && html`<p class=${job.state === "failed" ? "alert failure" : "quiet"}>${job.failure}</p>`}
     ${job.state === "queued" ? why : active && job.waiting && html`<p class="quiet">${job.waiting}</p>`}
     <${job.kind === "search" ? Search : Training} job=${job} active=${active} where=${where} />
-    <section aria-labelledby="events"><h2 id="events">Events</h2><${Events} id=${id} active=${active} /></section>
+    ${me && !me.read_only && html`<section aria-labelledby="events"><h2 id="events">Events</h2><${Events} id=${id} active=${active} /></section>`}
     ${
       job.yours &&
+      me &&
+      !me.read_only &&
       html`<section aria-labelledby="output">
         <h2 id="output">Output</h2>
         ${job.kind === "search" && html`<p class="quiet">What a trial prints is behind “Output” in the table of trials.</p>`}
         <${Output} id=${id} active=${active} />
-      </section>
-      <section aria-labelledby="files">
+      </section>`
+    }
+    ${
+      job.yours &&
+      html`<section aria-labelledby="files">
         <h2 id="files">Files written</h2>
         <${Files} id=${id} active=${active} />
       </section>`

@@ -106,8 +106,10 @@ export function JobsView({ me }) {
   const isFiltered = values.user || values.state || values.text;
   const none = isFiltered
     ? html`<p class="quiet">No job matches these filters.</p>`
-    : html`<p class="quiet">There are no jobs yet. <a href="#/submit">How to submit one</a></p>`;
-  return html`<h1>Jobs</h1>
+    : me?.read_only
+      ? html`<p class="quiet">There are no searches yet.</p>`
+      : html`<p class="quiet">There are no jobs yet. <a href="#/submit">How to submit one</a></p>`;
+  return html`<h1>${me?.read_only ? "Searches" : "Jobs"}</h1>
     ${data !== undefined && html`<${Counts} counts=${data.counts} values=${values} change=${change} />`}
     <${Filters} me=${me} users=${known} values=${values} change=${change} />
     ${data === undefined && html`<${Pending} error=${error} />`}

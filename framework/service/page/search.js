@@ -1,6 +1,6 @@
 /** A search: its best trial; its trials as curves, parallel coordinates and a table; its slots. */
 
-import { html, useCallback, useMemo, useState } from "./vendor/htm-preact.js";
+import { html, useCallback, useMemo, useRef, useState } from "./vendor/htm-preact.js";
 import { get, useLive } from "./api.js";
 import { Curves } from "./curves.js";
 import { colour, coloured, dash, duration, figure } from "./format.js";
@@ -146,15 +146,12 @@ function Trials({ list, trials, yours, onOutput }) {
     ${rows < trials.length && html`<button onClick=${() => setRows(rows + ROWS)}>Show more trials</button>`}`;
 }
 
-async function load(id, before, signal) {
+async function load(id, signal) {
   const path = `jobs/${encodeURIComponent(id)}`;
   const [list, { slices }] = await Promise.all([get(`${path}/trials`, {}, signal), get(`${path}/slices`, {}, signal)]);
   const limit = Math.max(20, Math.min(200, Math.floor(POINTS_OF_ALL / Math.max(list.trials.length, 1))));
   const { losses } = await get(`${path}/losses`, { limit }, signal);
-  const finished = list.trials.filter((trial) => trial.state === "finished").length;
-  // Importance depends on finished trials only.
-  const importance = finished === before?.finished ? before.importance : await get(`${path}/importance`, {}, signal);
-  return { list, slices, losses, finished, importance, trials: inOrder(list) };
+  return { list, slices, losses, trials: inOrder(list) };
 }
 
 function Progress({ found, active, pointed, setPointed }) {
@@ -168,15 +165,31 @@ function Progress({ found, active, pointed, setPointed }) {
     <${Timeline} slices=${slices} active=${active} />`;
 }
 
-function Parameters({ found, space, pointed, setPointed }) {
-  const { list, trials, importance } = found;
+/**
+ * The importance of the parameters; undefined before the first answer. For thousands of trials that takes seconds of the
+ * service, so the trials come first.
+ */
+function useImportance(id, trials, active) {
+  const finished = useRef(0);
+  finished.current = trials?.filter((trial) => trial.state === "finished").length;
+  const load = async (before, signal) => {
+    const count = finished.current;
+    if (count === undefined) return undefined;
+    if (before !== undefined && before.count === count) return before;
+    return { count, found: await get(`jobs/${encodeURIComponent(id)}/importance`, {}, signal) };
+  };
+  return useLive(load, [id, trials === undefined], active).data?.found;
+}
+
+function Parameters({ found, importance, space, pointed, setPointed }) {
+  const { list, trials } = found;
   const drawn = trials.filter((trial) => trial.state !== "failed" && trial.value !== null);
   if (!drawn.some((trial) => Object.keys(trial.parameters).length)) return null;
   return html`<section aria-labelledby="parameters">
     <h2 id="parameters">Parameters</h2>
     <${Parallel} trials=${drawn} space=${space} metric=${list.metric} mode=${list.mode}
       pointed=${pointed} onPoint=${setPointed} />
-    <${Importance} found=${importance} />
+    ${importance && html`<${Importance} found=${importance} />`}
   </section>`;
 }
 
@@ -191,7 +204,8 @@ function TrialOutput({ id, number, active, close }) {
 
 export function Search({ job, active, where }) {
   const { id } = job;
-  const { data, error } = useLive((before, signal) => load(id, before, signal), [id], active);
+  const { data, error } = useLive((_, signal) => load(id, signal), [id], active);
+  const importance = useImportance(id, data?.trials, active);
   const [pointed, setPointed] = useState(null);
   const [output, setOutput] = useState(null);
   const close = useCallback(() => setOutput(null), []);
@@ -205,7 +219,7 @@ export function Search({ job, active, where }) {
           : html`<${Progress} found=${data} active=${active} pointed=${pointed} setPointed=${setPointed} />`
       }
     </section>
-    ${data && html`<${Parameters} found=${data} space=${spec?.space ?? []} pointed=${pointed} setPointed=${setPointed} />`}
+    ${data && html`<${Parameters} found=${data} importance=${importance} space=${spec?.space ?? []} pointed=${pointed} setPointed=${setPointed} />`}
     ${
       data?.trials.length > 0 &&
       html`<section aria-labelledby="trials">
