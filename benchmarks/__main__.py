@@ -34,6 +34,8 @@ NAMES = (
     "cluster",
     "search",
     "many_trials",
+    "population",
+    "shared_gpu",
     "policies",
     "different_slots",
     "different_gpus",

@@ -27,6 +27,7 @@ from executor.monitor import RunMonitor
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs, Stamp
 from executor.process import children, describe_exit, read_tail, save_tails
 from executor.run_log import RunLog
+from executor.run_phases import IN_MEMORY, LEAVING, TRANSITIONS, WITH_PROCESS, Event, Phase
 from executor.trial_messages import RunEnd, RunKey, TrialRun
 from executor.trial_reports import RunReports
 from executor.zygote import ForkRequest
@@ -83,8 +84,8 @@ class BackgroundTask:
 class SlotRun:
     """A run, from the decision to start it until nothing of it is left.
 
-    States: waiting for a fork (`pid` is None), running, ended (`has_ended`). A paused run has ended while its processes
-    are frozen; the trial's next run may take them over (`executor.paused`). All methods belong to one thread.
+    Its phase says what it does (`executor.run_phases`). The trial's next run may take over the process, files and pipes
+    of a paused run (`executor.paused`). All methods belong to one thread.
 
     Args:
         order: what to run.
@@ -95,11 +96,11 @@ class SlotRun:
 
     Attributes:
         channel, monitor: those given.
+        phase: its phase.
         is_resumed: whether it has taken over the previous run's process.
         reports: its reports.
         printed: its output.
         end_requested_at_s: monotonic time of the first request to suspend or end; None before.
-        pause_requested: whether that was a request to pause, which still holds.
         startup_s: seconds from the start of its process to the first report; None before that.
         exceeded_limit: the limit of its control group that it had exceeded at the latest check; empty if none.
         offloaded_pids: processes whose GPU memory is on the host, or on its way there.
@@ -130,7 +131,7 @@ class SlotRun:
         order = self._with_local_paths(order)
         self.reports = RunReports(order.trial)
         self.end_requested_at_s: float | None = None
-        self.pause_requested = False
+        self.phase = Phase.PREPARING if previous is None else Phase.RUNNING
         self.startup_s: float | None = None
         self.offloaded_pids: tuple[int, ...] = ()
         self.offload: BackgroundTask | None = None
@@ -140,9 +141,7 @@ class SlotRun:
         self._folder_task: BackgroundTask | None = None
         self._save_task: BackgroundTask | None = None
         self._is_report_pipe_open = True
-        self._cancelled_at_s: float | None = None
-        self._paused_at_s: float | None = None
-        self._is_terminated = False
+        self._ended_at_s: float | None = None
         self._timeout_reason = ""
         self._active_at_s = time.monotonic()
         self._printed_bytes = 0
@@ -232,22 +231,64 @@ class SlotRun:
     @property
     def ended_at_s(self) -> float | None:
         """Monotonic time of its end or pause; None before."""
-        if self._process is None:
-            return self._cancelled_at_s
-        return self._process.ended_at_s if self._paused_at_s is None else self._paused_at_s
+        return self._ended_at_s
 
     @property
     def has_ended(self) -> bool:
-        return self.ended_at_s is not None
+        """Whether it has ended or paused."""
+        return self.phase in LEAVING
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether its process is to stay in memory, or does."""
+        return self.phase is Phase.PAUSING or self.is_paused
 
     @property
     def is_paused(self) -> bool:
-        """Whether it has ended because its process was paused."""
-        return self._paused_at_s is not None
+        return self.phase in IN_MEMORY
+
+    def may(self, event: Event) -> bool:
+        """Whether this can happen now."""
+        return (self.phase, event) in TRANSITIONS
+
+    def happened(self, event: Event) -> None:
+        """Enters the next phase.
+
+        Raises:
+            RuntimeError: this cannot happen in its phase.
+        """
+        if not self.may(event):
+            raise RuntimeError(f"{self} is {self.phase}, and '{event}' has happened")
+        before, self.phase = self.phase, TRANSITIONS[self.phase, event]
+        logger.debug("%s: %s, %s -> %s", self, event, before, self.phase)
+        if self.phase not in LEAVING:
+            self._ended_at_s = None
+        elif self._ended_at_s is None:
+            self._ended_at_s = time.monotonic()
+        self.validate()
+
+    def validate(self) -> None:
+        """Checks what holds in each phase.
+
+        Raises:
+            RuntimeError: something does not hold, which is a defect.
+        """
+        has_process = self._process is not None and self._process.ended_at_s is None
+        problem = ""
+        if self.phase is Phase.PREPARING and self._process is not None:
+            problem = "has a process"
+        elif self.phase in (Phase.EXITED, Phase.CLEARED, Phase.DONE) and has_process:
+            problem = "has a process that runs"
+        elif self.phase in (*WITH_PROCESS, *IN_MEMORY) and self._process is None:
+            problem = "has no process"
+        elif (self.phase in LEAVING) != (self._ended_at_s is not None):
+            problem = f"has ended at {self._ended_at_s}"
+        if problem:
+            raise RuntimeError(f"{self} is {self.phase} and {problem}")
 
     @property
     def has_died(self) -> bool:
-        """Whether its process has ended."""
+        """Whether its process has ended, also while it waited in memory."""
         return self._process is not None and self._process.ended_at_s is not None
 
     @property
@@ -335,13 +376,14 @@ class SlotRun:
         self.channel.process_started(pid)
         self._started_at_s = self._active_at_s = self._process.started_at_s
         self._close_child_ends()
+        self.happened(Event.FORKED)
 
     def cancel(self, reason: str, *, failed: bool = False) -> None:
         """Ends the run before it has a process; as failed, if `failed`."""
         self._was_stopped, self._stop_reason = True, reason
         self._failure_reason = reason if failed else ""
-        self._cancelled_at_s = time.monotonic()
         self._close_child_ends()
+        self.happened(Event.CANCELLED)
 
     @property
     def idle_s(self) -> float:
@@ -363,13 +405,13 @@ class SlotRun:
 
     def fail(self, grace_s: float, reason: str) -> None:
         """Ends it as `terminate` does, as failed."""
-        if not self._is_terminated:
+        if self.may(Event.STOP):
             self._failure_reason = reason
         self.terminate(grace_s, reason)
 
     def time_out(self, grace_s: float, reason: str) -> None:
         """Ends it as `terminate` does, as timed out."""
-        if not self._is_terminated:
+        if self.may(Event.STOP):
             self._timeout_reason = reason
         self.terminate(grace_s, reason)
 
@@ -397,18 +439,22 @@ class SlotRun:
             self.startup_s = self.age_s
         if self._outputs is not None and self.reports.checkpoint != checkpoint:
             self._outputs.save_soon()
-        if self.reports.paused and process.ended_at_s is None and self.pause_requested:
-            self._paused_at_s = time.monotonic()
+        if process.ended_at_s is not None:
+            self.happened(Event.EXIT)
+        elif self.reports.paused and self.may(Event.WAITS):
             process.clear_deadline()
+            self.happened(Event.WAITS)
 
     def suspend(self, timeout_s: float, *, pause: bool = False) -> None:
         """Requests once that it saves its state and ends, or pauses: then it waits to be frozen.
 
         It is killed after `timeout_s`, if it can be checkpointed.
         """
-        if self.end_requested_at_s is not None or self._process is None:
+        event = Event.PAUSE if pause else Event.SUSPEND
+        if self._process is None or not self.may(event):
             return
-        self.end_requested_at_s, self.pause_requested = time.monotonic(), pause
+        self.end_requested_at_s = time.monotonic()
+        self.happened(event)
         if self.reports.preemptible:
             self._process.set_deadline(timeout_s)
         self._stop_reason = f"it did not save and end within {timeout_s:g} s of the request to suspend"
@@ -429,10 +475,11 @@ class SlotRun:
     def evict(self) -> None:
         """Kills its process instead of pausing it."""
         assert self._process is not None
-        self._paused_at_s = None
-        self.pause_requested = False
         self._stop_reason = "its process was evicted"
-        if not self.has_died:
+        self.happened(Event.EVICT)
+        if self.has_died:
+            self.happened(Event.EXIT)
+        else:
             self._process.terminate(0.0)
 
     def resume(self) -> None:
@@ -444,20 +491,23 @@ class SlotRun:
 
     def terminate(self, grace_s: float, reason: str) -> None:
         """Sends SIGTERM on the first call; SIGKILL follows after `grace_s` seconds."""
-        if self._is_terminated or self._process is None:
+        if self._process is None or not self.may(Event.STOP):
             return
         self.end_requested_at_s = self.end_requested_at_s or time.monotonic()
-        self._is_terminated = self._was_stopped = True
+        self._was_stopped = True
         self._stop_reason = reason
+        self.happened(Event.STOP)
         self._process.terminate(grace_s)
 
     def kill_if_due(self) -> None:
         if self._process is not None and self._process.kill_if_due():
             logger.warning("%s is killed: %s", self, self._stop_reason)
             self._was_stopped = True
+            self.happened(Event.DEADLINE)
 
     def finish(self) -> RunEnd:
         """Returns how it ended; closes it unless it is paused. To be called once, when all is saved."""
+        self.happened(Event.SAVED)
         assert self.ended_at_s is not None
         self._check_limits()
         if not self.is_paused:

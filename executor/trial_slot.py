@@ -22,6 +22,7 @@ from executor.outputs import KILLED_SAVE_TIMEOUT_S, Stamp
 from executor.paused import MAX_PAUSED_PER_SLOT, PausedRuns
 from executor.process import wait_readable
 from executor.run_log import Piece, RunLog
+from executor.run_phases import Event, Phase
 from executor.slot_order import SlotOrder
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialOutput, TrialRun, Usage, Wanted
 from executor.trial_reports import KeptReports
@@ -142,7 +143,7 @@ class TrialSlot:
     @property
     def pausing_bytes(self) -> int:
         """Private memory of its run if that has been asked to pause."""
-        return self.private_bytes if self._run is not None and self._run.pause_requested else 0
+        return self.private_bytes if self._run is not None and self._run.is_pausing else 0
 
     def poll(self) -> None:
         if self._run is not None:
@@ -198,7 +199,7 @@ class TrialSlot:
             self._running_reported = True
             self._channel.update("TASK_RUNNING", "the slot is up")
         run = self._run
-        if run is not None and run.has_ended and self._release_slot(run) and self._save_outputs(run):
+        if run is not None and run.has_ended and self._clear(run):
             self._unacknowledged_reports[run.key] = run.reports.losses
             self._unacknowledged_output[run.key] = run.printed
             self._ends.append(dataclasses.replace(run.finish(), output=run.printed.size))
@@ -284,23 +285,25 @@ class TrialSlot:
             self._driver_can_offload = not reason
         return self._driver_can_offload
 
-    def _release_slot(self, run: SlotRun) -> bool:
-        """Kills all that a run which has ended left in the slot, or freezes it if it is paused.
+    def _clear(self, run: SlotRun) -> bool:
+        """Kills all that a run which has ended left in the slot, or freezes it if it is paused; then saves its outputs.
 
         Returns:
-            Whether the slot is free; call it until it is.
+            Whether that is done; call it until it is.
         """
         if run.is_paused and run.has_died:
             run.evict()
-        if not run.is_paused:
-            return self._shared.kill_leftovers() and are_gpus_free(run)
-        if self._gpus and not self._release_gpus(run):
-            return False
-        # SIGSTOP takes effect immediately, unless the machine is busy.
-        is_frozen = any(run.freeze() for _ in range(2))
-        if is_frozen:
+        if run.phase is Phase.EXITED and self._shared.kill_leftovers() and are_gpus_free(run):
+            run.happened(Event.CLEAR)
+        elif (
+            run.phase is Phase.PAUSED
+            and (not self._gpus or self._release_gpus(run))
+            # SIGSTOP takes effect immediately, unless the machine is busy.
+            and any(run.freeze() for _ in range(2))
+        ):
             self._sample_usage(run)
-        return is_frozen
+            run.happened(Event.CLEAR)
+        return run.phase in (Phase.CLEARED, Phase.FROZEN) and self._save_outputs(run)
 
     def _release_gpus(self, run: SlotRun) -> bool:
         """Offloads the GPU memory of a paused run. Evicts the run if that fails, or if it may not be paused any more.
@@ -455,7 +458,7 @@ class TrialSlot:
 
     def _can_pause_unsaved(self, run: SlotRun) -> bool:
         """Whether a run that cannot be checkpointed can be paused now, or is being paused."""
-        return self._is_pausable and self._is_pausing_allowed and (run.pause_requested or self._shared.can_pause(self))
+        return self._is_pausable and self._is_pausing_allowed and (run.is_pausing or self._shared.can_pause(self))
 
     def _save_outputs(self, run: SlotRun) -> bool:
         """Saves a run's output files; returns whether that is done, or has timed out in a slot that is killed."""

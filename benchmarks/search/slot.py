@@ -22,6 +22,7 @@ from executor.limits import ControlGroups, RunLimits
 from executor.monitor import Gpus, RunMonitor
 from executor.paused import PausedRuns
 from executor.process import wait_readable
+from executor.run_phases import Event
 from executor.slot_order import LAUNCHER
 from executor.trial_messages import RunEnd, TrialRun
 from executor.trial_run import CONTROL_FD, REPORT_FD, SlotRun
@@ -148,6 +149,7 @@ class BenchmarkSlot:
         self._wait_until_free(lambda: pause or _has_died(run))
         self._wait_until_free(lambda: pause or self._reap_rest())
         self._wait_until_free(run.monitor.gpus_free)
+        run.happened(Event.CLEAR)
         self._wait_until_free(run.save_outputs)
         end = run.finish()
         if pause:
@@ -193,6 +195,7 @@ class BenchmarkSlot:
             if self._zygote.failure or time.monotonic() > end_s:
                 raise RuntimeError(f"{self._script.name} makes no progress: {self._zygote.failure or 'timeout'}")
             if run is not None and run.has_ended:
+                run.happened(Event.CLEAR)
                 raise RuntimeError(f"a run of {self._script.name} ended: {run.finish()}")
             wait_readable((*self._zygote.watched_fds, *(run.watched_fds if run else ())), _POLL_S)
             self._zygote.poll()

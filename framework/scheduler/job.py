@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from framework.mesos import events
@@ -152,6 +152,45 @@ class Job(Protocol):
         """Releases its resources, such as a lease; called once, when its entry is removed, `done` or not."""
 
 
+class FailedJob:
+    """Replaces a job's state machine that has raised (a `Job`), until the scheduler removes the job; does nothing."""
+
+    done = False
+    need = Need.NOTHING
+    equivalence_class = None
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def wanted_tasks(self) -> Set[str]:
+        return frozenset()
+
+    def handle(self, event: events.Event) -> None: ...
+
+    def match_offers(self, agents: Sequence[AgentOffer]) -> Answer:
+        return Decline()
+
+    def launched(self) -> None: ...
+
+    def refused(self, error: MasterUnavailableError | CallRefusedError) -> None: ...
+
+    def messages(self) -> list[Message]:
+        return []
+
+    def tick(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    def to_state(self) -> dict[str, Any]:
+        return {}
+
+    def outcome(self) -> JobOutcome:
+        raise AssertionError("a failed job has no outcome of its own")
+
+    def close(self) -> None:
+        self._job.close()
+
+
 @runtime_checkable
 class Preemptible(Protocol):
     """A job that can vacate agents without losing progress."""
@@ -182,7 +221,7 @@ class Reclaimable:
 
 @runtime_checkable
 class Resizable(Protocol):
-    """A job that can run with fewer tasks."""
+    """A job that can change its number of tasks: for another job, or as a central policy decides."""
 
     def reclaimable(self) -> Reclaimable:
         """Tasks that it could give up now or soon."""
@@ -195,14 +234,9 @@ class Resizable(Protocol):
             reason: why it is asked, as a sentence for the job's user.
         """
 
-
-@runtime_checkable
-class Scalable(Protocol):
-    """A job whose size can be allocated centrally (`framework.scheduler.job_sizes`)."""
-
     @property
     def is_scalable(self) -> bool:
-        """Whether it supports several sizes."""
+        """Whether its size can be allocated centrally (`framework.scheduler.job_sizes`)."""
 
     @property
     def has_estimate(self) -> bool:
@@ -256,6 +290,36 @@ class LeaseOwner(Protocol):
         """Releases them, because another service takes over the job; nothing is called afterwards."""
 
 
+@dataclass
+class OfferState:
+    """What a job has done with offers.
+
+    Attributes:
+        locked: id -> offer that is locked while the job plans.
+        seen_generation: the pool's generation that it examined last.
+        retry_s: when it examines that generation again, on the scheduler's clock.
+        was_bypassed: whether a job behind it in the order has launched tasks since this one waits.
+    """
+
+    locked: dict[str, Offer] = field(default_factory=dict)
+    seen_generation: int | None = None
+    retry_s: float = 0.0
+    was_bypassed: bool = False
+
+
+@dataclass
+class StoredState:
+    """What of a job is stored.
+
+    Attributes:
+        must_save: whether its state has to be stored.
+        state: its state as stored last.
+    """
+
+    must_save: bool = False
+    state: dict[str, Any] | None = None
+
+
 class JobEntry:
     """The scheduler's record of one job.
 
@@ -270,13 +334,10 @@ class JobEntry:
         sizing: its minimum size, set by the creator of the job; None if unknown.
         background: runs the job's long work.
         tasks: id -> task, of those that have not ended.
-        locked_offers: id -> offer that is locked while the job plans.
-        seen_generation: the pool's generation that it examined last.
-        retry_s: when it examines that generation again, on the scheduler's clock.
-        must_save: whether its state has to be stored.
-        saved_state: its state as stored last.
-        was_bypassed: whether a job behind it in the order has launched tasks since this one waits.
-        is_ending: whether it has been cancelled.
+        offers: what it has done with offers; changed by the matcher only.
+        stored: what of it is stored; changed by the task tracker only, as `tasks` is.
+        is_ending: whether it has been cancelled, or has failed.
+        error: what its state machine raised; None if it has not failed. Like `is_ending`, the scheduler changes it.
 
     Raises:
         BadInputError: if the constraints are malformed.
@@ -304,13 +365,16 @@ class JobEntry:
         self.sizing: Sizing | None = None
         self.background = background or InlineBackground()
         self.tasks = {task.task_id: task for task in tasks}
-        self.locked_offers: dict[str, Offer] = {}
-        self.seen_generation: int | None = None
-        self.retry_s = 0.0
-        self.must_save = False
-        self.saved_state: dict[str, Any] | None = None
-        self.was_bypassed = False
+        self.offers = OfferState()
+        self.stored = StoredState()
         self.is_ending = False
+        self.error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """Replaces the state machine, which has raised; the scheduler removes the job after its loop."""
+        self.is_ending = True
+        self.error = error
+        self.job = FailedJob(self.job)
 
     def rank(self, now_s: float) -> int:
         """Its place among the priorities at `now_s`, seconds since the epoch: 0 for the highest."""

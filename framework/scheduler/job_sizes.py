@@ -27,7 +27,7 @@ from framework.scheduler.agents import AgentFacts
 from framework.scheduler.amounts import Amounts, total
 from framework.scheduler.background import Background
 from framework.scheduler.feasibility import nodes_for
-from framework.scheduler.job import JobEntry, Need, Scalable
+from framework.scheduler.job import JobEntry, Need, Resizable
 from solver.jobs.free_capacity import Amounts as TaskAmounts
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class JobSizes:
         }
         for entry in jobs:
             view = round_.views.get(entry.job_id)
-            if view is not None and isinstance(entry.job, Scalable) and _is_elastic(entry):
+            if view is not None and isinstance(entry.job, Resizable) and _is_elastic(entry):
                 call_job(entry, entry.job.scale_to, counts.get(view.id, (0, 0)))
 
 
@@ -149,11 +149,11 @@ def _decide(
 
 def _is_elastic(entry: JobEntry) -> bool:
     """Whether its size can be chosen, and enough is known for that."""
-    return isinstance(entry.job, Scalable) and entry.job.is_scalable and entry.job.has_estimate
+    return isinstance(entry.job, Resizable) and entry.job.is_scalable and entry.job.has_estimate
 
 
 def _view(entry: JobEntry, room: Room, call_job: Callable[..., Any]) -> JobView | None:
-    if isinstance(entry.job, Scalable) and entry.job.is_scalable:
+    if isinstance(entry.job, Resizable) and entry.job.is_scalable:
         view: JobView | None = call_job(entry, entry.job.scale_view)
         return view
     if entry.has_tasks:

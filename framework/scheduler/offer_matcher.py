@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,7 +177,7 @@ class OfferMatcher:
         self.pool.clear()
         self._to_decline.clear()
         for entry in self._jobs.values():
-            entry.locked_offers.clear()
+            entry.offers.locked.clear()
 
     def arrived(self, event: events.OffersArrived) -> None:
         self._offered_s = self._clock()
@@ -195,7 +195,7 @@ class OfferMatcher:
         """Drops an offer, even if it is locked for a job."""
         self.pool.void(event.offer_id)
         for entry in self._jobs.values():
-            entry.locked_offers.pop(event.offer_id, None)
+            entry.offers.locked.pop(event.offer_id, None)
 
     def is_planning(self, entry: JobEntry) -> bool:
         """Whether a job is planning in the background."""
@@ -210,6 +210,11 @@ class OfferMatcher:
         """Removes the filters of earlier declines at the next tick, because jobs can use more now."""
         self._must_revive = True
 
+    def offer_again(self, entries: Iterable[JobEntry]) -> None:
+        """Offers these jobs again what they have declined."""
+        for entry in entries:
+            entry.offers.seen_generation = None
+
     def drop_expired(self, now_s: float) -> None:
         self._negative_cache.drop_expired(now_s)
         self._filtered_until_s = {
@@ -223,7 +228,7 @@ class OfferMatcher:
         for entry in self._jobs.values():
             if entry.job.need is Need.NOTHING:
                 # When it requests offers again, it examines all of them.
-                entry.seen_generation = None
+                entry.offers.seen_generation = None
         self._poll_planning(now_s)
         if not self.pool.is_settled(now_s):
             self._offer_to_all(now_s, _replaces_tasks)
@@ -243,8 +248,8 @@ class OfferMatcher:
         pending = self._pending(now_s, selects)
         while pending:
             entry = pending.popleft()
-            # An earlier match may have ended this job, or changed its need.
-            if entry.job_id not in self._jobs or entry.job.need is Need.NOTHING:
+            # An earlier match may have changed its need.
+            if entry.job.need is Need.NOTHING:
                 continue
             if self._has_seen(entry, now_s):
                 # It has examined them in an earlier round, or before another job launched.
@@ -279,7 +284,7 @@ class OfferMatcher:
         """Lets one job match offers; returns whether it launched anything."""
         # Idle jobs tick rarely, so tick this one before matching.
         self._call_job(entry, entry.job.tick)
-        if self._jobs.get(entry.job_id) is not entry or entry.job.need is Need.NOTHING:
+        if entry.job.need is Need.NOTHING:
             return False
         ids = tuple(offer_id(offer) for offer in view.offers)
         attempt = _MatchAttempt(entry.job.equivalence_class, view.supply, ids, tuple(bypassed), time.monotonic())
@@ -287,8 +292,8 @@ class OfferMatcher:
         answer = self._call_job(entry, entry.job.match_offers, view.agents)
         if isinstance(answer, Planning):
             self.pool.lock(view.offers)
-            entry.locked_offers.update(zip(ids, view.offers, strict=True))
-            seen_by = (one for one in self._jobs.values() if one.seen_generation == self.pool.generation)
+            entry.offers.locked.update(zip(ids, view.offers, strict=True))
+            seen_by = (one for one in self._jobs.values() if one.offers.seen_generation == self.pool.generation)
             self._planning[entry] = _PlanningJob(attempt, now_s + PLANNING_LOCK_S, frozenset(seen_by))
             return False
         return self._apply_answer(entry, attempt, answer, view.offers, now_s)
@@ -296,15 +301,15 @@ class OfferMatcher:
     def _poll_planning(self, now_s: float) -> None:
         """Polls the jobs that are planning."""
         for entry, planned in list(self._planning.items()):
-            if entry.locked_offers and now_s >= planned.until_s:
-                logger.info("job %s is still planning; unlocking its %d offers", entry.job_id, len(entry.locked_offers))
+            if entry.offers.locked and now_s >= planned.until_s:
+                logger.info("job %s is still planning; unlocking its %d offers", entry.job_id, len(entry.offers.locked))
                 self._unlock(entry)
                 planned.was_stopped = True
-            answer = self._call_job(entry, entry.job.match_offers, by_agent(entry.locked_offers.values()))
-            if isinstance(answer, Planning) or entry not in self._planning:
+            answer = self._call_job(entry, entry.job.match_offers, by_agent(entry.offers.locked.values()))
+            if isinstance(answer, Planning):
                 continue
             offers = self._end_planning(entry)
-            entry.retry_s = now_s + RETRY_OFFERS_S
+            entry.offers.retry_s = now_s + RETRY_OFFERS_S
             if isinstance(answer, Launch) or not (entry.is_ending or planned.was_stopped):
                 self._apply_answer(entry, planned.attempt, answer, offers, now_s)
 
@@ -314,13 +319,13 @@ class OfferMatcher:
         """Carries out a job's answer; returns whether it was a launch."""
         if isinstance(answer, Launch):
             self._launch(entry, answer, offers, now_s)
-            entry.was_bypassed = False
+            entry.offers.was_bypassed = False
             for other in attempt.bypassed:
-                other.was_bypassed = not other.has_tasks
+                other.offers.was_bypassed = not other.has_tasks
             self._metrics.placed(time.monotonic() - attempt.begun_s)
             return True
         if isinstance(answer, Decline):
-            entry.retry_s = now_s + answer.retry_after_s
+            entry.offers.retry_s = now_s + answer.retry_after_s
             if attempt.key is not None and all(one in self.pool for one in attempt.offers):
                 self._negative_cache.remember(attempt.key, attempt.supply, now_s)
         return False
@@ -344,7 +349,7 @@ class OfferMatcher:
             except (MasterUnavailableError, CallRefusedError) as error:
                 # The offers may still be valid; declining void ones is harmless.
                 self._to_decline.setdefault(REFUSE_S, []).extend(ids)
-                entry.seen_generation = None
+                entry.offers.seen_generation = None
                 self._call_job(entry, entry.job.refused, error)
                 return
             self._metrics.launched(len(launched))
@@ -352,22 +357,22 @@ class OfferMatcher:
 
     def _end_planning(self, entry: JobEntry) -> list[Offer]:
         """Unlocks and returns the offers of a job that was planning."""
-        offers = list(entry.locked_offers.values())
+        offers = list(entry.offers.locked.values())
         self._unlock(entry)
         del self._planning[entry]
         return offers
 
     def _unlock(self, entry: JobEntry) -> None:
         """Unlocks a planning job's offers for all jobs that have not examined them."""
-        if not entry.locked_offers:
+        if not entry.offers.locked:
             return
-        self.pool.unlock(entry.locked_offers.values())
-        entry.locked_offers.clear()
+        self.pool.unlock(entry.offers.locked.values())
+        entry.offers.locked.clear()
         # These offers need not wait for newer ones again.
         self.pool.settle()
         for other in self._jobs.values():
             if other not in self._planning[entry].seen_by:
-                other.seen_generation = None
+                other.offers.seen_generation = None
 
     def _pending(self, now_s: float, selects: Callable[[JobEntry], bool]) -> deque[JobEntry]:
         """Returns these jobs in order; empty if none has anything new to examine."""
@@ -377,11 +382,11 @@ class OfferMatcher:
         return deque(self._queue.order(jobs))
 
     def _mark_seen(self, entry: JobEntry, now_s: float) -> None:
-        entry.seen_generation = self.pool.generation
-        entry.retry_s = now_s + RETRY_OFFERS_S
+        entry.offers.seen_generation = self.pool.generation
+        entry.offers.retry_s = now_s + RETRY_OFFERS_S
 
     def _has_seen(self, entry: JobEntry, now_s: float) -> bool:
-        is_new = entry.seen_generation != self.pool.generation or now_s >= entry.retry_s
+        is_new = entry.offers.seen_generation != self.pool.generation or now_s >= entry.offers.retry_s
         return self.is_planning(entry) or not is_new
 
     def _respects_reservation(self, entry: JobEntry) -> bool:

@@ -9,7 +9,7 @@ from framework.scheduler.agents import AgentDirectory, AgentFacts, OtherFramewor
 from framework.scheduler.amounts import Amounts, subtract, total, totals
 from framework.scheduler.fair_share import FairQueue, QueueCandidate
 from framework.scheduler.feasibility import FitCache, nodes_for
-from framework.scheduler.job import Countable, Excluding, JobEntry, Need, Preemptible, Scalable
+from framework.scheduler.job import Countable, Excluding, JobEntry, Need, Preemptible, Resizable
 from framework.scheduler.offer_pool import OfferPool
 from framework.scheduler.preemption import Preemption, Room, UnknownPlaceError, may_preempt
 from framework.scheduler.queue_options import Priority
@@ -128,7 +128,7 @@ class PendingQueue:
             allocated=totals((task.agent_id, task.resources) for task in entry.tasks.values()),
             tasks=len(entry.tasks),
             waits_for_allocation=not entry.has_tasks
-            and isinstance(entry.job, Scalable)
+            and isinstance(entry.job, Resizable)
             and entry.job.waits_for_allocation,
             excluded=entry.job.excluded_agents() if isinstance(entry.job, Excluding) else {},
             waits_since_s=None if since_s is None else time.time() - (now_s - since_s),
@@ -139,7 +139,7 @@ class PendingQueue:
         return Contender(
             entry.job_id,
             self._waits_since_s[entry.job_id],
-            entry.was_bypassed,
+            entry.offers.was_bypassed,
             lambda agents: any(True for _ in self._preemptible_on(entry.job_id, agents)),
             lambda: self._best_place(entry, now_s),
             is_urgent=entry.priority is Priority.HIGH,
@@ -166,7 +166,12 @@ class PendingQueue:
     def _drop_if_useless(self, pool: OfferPool, now_s: float) -> None:
         reservation = self._reservations.current
         entry = None if reservation is None else self._jobs.get(reservation.job_id)
-        if reservation is None or entry is None or entry.seen_generation != pool.generation or entry.locked_offers:
+        if (
+            reservation is None
+            or entry is None
+            or entry.offers.seen_generation != pool.generation
+            or entry.offers.locked
+        ):
             return
         offered = pool.supply(pool.offers)
         busy = {task.agent_id for task in self._tasks()}

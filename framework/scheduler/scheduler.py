@@ -21,7 +21,7 @@ from framework.mesos.master import LeadingMaster
 from framework.scheduler.agents import AgentDirectory
 from framework.scheduler.background import Background, InlineBackground
 from framework.scheduler.fair_share import FairQueue
-from framework.scheduler.job import Job, JobEntry, Need, Scalable
+from framework.scheduler.job import Job, JobEntry, Need, Resizable
 from framework.scheduler.journal import Journal, ServiceLeaseLostError, StorageUnavailableError
 from framework.scheduler.metrics import Metrics
 from framework.scheduler.offer_matcher import OfferMatcher
@@ -173,7 +173,7 @@ class Scheduler:
         since_s = time.time() if submitted_s is None else submitted_s
         entry = JobEntry(job_id, user, number, constraints, tasks, self._background, priority, since_s)
         entry.job = make(entry)
-        if self._job_sizes is not None and isinstance(entry.job, Scalable):
+        if self._job_sizes is not None and isinstance(entry.job, Resizable):
             entry.job.enter_central_allocation(self._scalable, self._job_sizes.sample_runs)
         self._jobs[job_id] = entry
         self._tracker.assign(entry, tasks)
@@ -181,6 +181,7 @@ class Scheduler:
             self._call_job(entry, entry.job.handle, events.Subscribed(self._framework_id, ""))
         # The new job may use resources that earlier declines have filtered.
         self._matcher.revive()
+        self._remove_failed()
         return entry
 
     def disown(self, tasks: Sequence[TaskRecord]) -> None:
@@ -214,6 +215,7 @@ class Scheduler:
                 self._connection.refused(event)
             case events.AgentLost() | events.ExecutorLost():
                 event.log(logger)
+        self._remove_failed()
 
     def tick(self) -> None:
         """Performs what is due by time, and stores changes."""
@@ -239,12 +241,16 @@ class Scheduler:
         """Kills one job, if it has not ended."""
         entry = self._jobs.get(job_id)
         if entry is not None:
-            entry.must_save = entry.is_ending = True
+            entry.is_ending = True
+            self._tracker.must_save(entry)
             self._call_job(entry, entry.job.cancel)
+            self._remove_failed()
 
     def save(self) -> None:
         """Stores changes, then acknowledges the status updates behind them."""
+        self._remove_failed()
         self._tracker.save(self.jobs, self._clock(), self._call_job)
+        self._remove_failed()
         self._remove_ended()
 
     # The connection.
@@ -273,15 +279,14 @@ class Scheduler:
             if (entry := self._tracker.apply_update(event)) is not None:
                 self._call_job(entry, entry.job.handle, event)
                 # It may now need offers that it declined before.
-                entry.seen_generation = None
+                self._matcher.offer_again([entry])
             self._tracker.acknowledge(event.status)
 
     # Jobs.
 
     def _review(self, now_s: float) -> None:
         if self._queue.review(self.pool, now_s):
-            for entry in self._jobs.values():
-                entry.seen_generation = None
+            self._matcher.offer_again(self._jobs.values())
             self._matcher.revive()
         self._matcher.drop_expired(now_s)
         if self._job_sizes is not None:
@@ -291,7 +296,7 @@ class Scheduler:
 
     def _scalable(self) -> int:
         """Number of jobs that the central allocation covers."""
-        return sum(isinstance(one.job, Scalable) and one.job.is_scalable for one in self._jobs.values())
+        return sum(isinstance(one.job, Resizable) and one.job.is_scalable for one in self._jobs.values())
 
     def _tick_jobs(self) -> None:
         """Ticks all active jobs, and a few idle ones in rotation, one per equivalence class."""
@@ -311,13 +316,13 @@ class Scheduler:
     def _call_job(self, entry: JobEntry, call: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a job's state machine, and sends its messages to executors.
 
-        An exception ends this job only, unless the service itself cannot store anything any more.
+        An exception ends this job only, unless the service itself cannot store anything any more. The job is removed
+        later, by `_remove_failed`, so that callers may iterate over jobs.
 
         Returns:
-            The result of the call; None if the job has ended.
+            The result of the call; None if the job has failed.
         """
-        if self._jobs.get(entry.job_id) is not entry:
-            # An earlier call ended the job.
+        if entry.error is not None:
             return None
         try:
             answer = call(*arguments)
@@ -325,8 +330,7 @@ class Scheduler:
             raise
         except Exception as error:
             logger.info("job %s raised an error; killing its tasks", entry.job_id, exc_info=True)
-            self._remove(entry)
-            self._failed(entry, error)
+            entry.fail(error)
             return None
         for message in entry.job.messages():
             task = entry.tasks.get(message.task_id)
@@ -337,6 +341,14 @@ class Scheduler:
     def _send(self, task: TaskRecord, data: str) -> None:
         executor_id, agent_id = {"value": task.executor_id}, {"value": task.agent_id}
         try_call(self._mesos.sendFrameworkMessage, executor_id, agent_id, Addressed(task.task_id, data).encode())
+
+    def _remove_failed(self) -> None:
+        """Removes the jobs that have failed. Not while jobs are iterated over."""
+        # One at a time: the end of a job may start others.
+        while (entry := next((one for one in self.jobs if one.error is not None), None)) is not None:
+            assert entry.error is not None
+            self._remove(entry)
+            self._failed(entry, entry.error)
 
     def _remove_ended(self) -> None:
         for entry in self.jobs:

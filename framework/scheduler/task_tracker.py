@@ -88,7 +88,7 @@ class TaskTracker:
         """Stores the tasks that a job is about to launch."""
         tasks = _intended_tasks(entry, offers, operations)
         self._journal.record_intent(entry.job_id, tasks, state)
-        entry.saved_state = state
+        entry.stored.state = state
         self.assign(entry, tasks)
         # Without an update about them, the master is asked.
         self._reconciler.mark_uncertain((task.task_id for task in tasks), now_s)
@@ -125,7 +125,7 @@ class TaskTracker:
                 self._metrics.task_failed()
             if state is TaskState.LOST:
                 self._orphans.remember_lost(changed)
-        entry.must_save = True
+        entry.stored.must_save = True
         return entry
 
     def acknowledge(self, status: dict[str, Any]) -> None:
@@ -163,12 +163,16 @@ class TaskTracker:
             entry.tasks[task_id] = dataclasses.replace(task, message=NOT_NEEDED)
         self._kills.end(task_id, task.agent_id)
 
+    def must_save(self, entry: JobEntry) -> None:
+        """Stores the job's state at the next `save`."""
+        entry.stored.must_save = True
+
     def save(self, jobs: Collection[JobEntry], now_s: float, call_job: Callable[..., None]) -> None:
         """Stores changes, then acknowledges the status updates behind them."""
         check_all = now_s - self._saved_s >= SAVE_S
         if check_all:
             self._saved_s = now_s
-        checked = [entry for entry in jobs if entry.must_save or (check_all and entry.has_tasks)]
+        checked = [entry for entry in jobs if entry.stored.must_save or (check_all and entry.has_tasks)]
         states: dict[JobEntry, dict[str, Any]] = {}
         for entry in checked:
             call_job(entry, _collect_state, entry, states)
@@ -177,9 +181,9 @@ class TaskTracker:
             self._journal.record_changes(tasks, {entry.job_id: state for entry, state in states.items()})
             self._unsaved.clear()
         for entry, state in states.items():
-            entry.saved_state = state
+            entry.stored.state = state
         for entry in checked:
-            entry.must_save = False
+            entry.stored.must_save = False
         for status in self._acknowledgements:
             # An agent resends updates that are not acknowledged.
             try_call(self._mesos.acknowledgeStatusUpdate, status)
@@ -299,7 +303,7 @@ class UpdateFilter:
 
 def _collect_state(entry: JobEntry, states: dict[JobEntry, dict[str, Any]]) -> None:
     state = entry.job.to_state()
-    if state != entry.saved_state:
+    if state != entry.stored.state:
         states[entry] = state
 
 

@@ -100,7 +100,7 @@ class Planner:
         self._all_agents = all_agents
         self._background = background
         self._patient = patient
-        self._checked: tuple[Sequence[NodeClass], str] | None = None
+        self._checked: list[_Checked] = []
         self._pending: _PendingPlan | None = None
         self._waiting_since_s = now_s
         self._planning_ahead: Future[tuple[Plan, list[NodeClass]] | str] | None = None
@@ -151,7 +151,7 @@ class Planner:
             return
         if self._pending is None and connected and now_s - self._waiting_since_s >= NO_OFFER_TIMEOUT_S:
             self._waiting_since_s = now_s
-            self._pending = _PendingPlan(self._background.start(self._why_no_offer))
+            self._pending = _PendingPlan(self._background.start(self._work().why_no_offer))
         if self._pending is not None and self._pending.answer.done():
             answer = self._pending.answer.result()
             self._pending = None
@@ -168,7 +168,7 @@ class Planner:
             None while planning, and if the job does not fit: the user is notified and planning is repeated later.
         """
         if self._planning_ahead is None and now_s >= self._next_plan_ahead_s:
-            self._planning_ahead = self._background.start(functools.partial(self._plan_on_share, competing_jobs))
+            self._planning_ahead = self._background.start(functools.partial(self._work().plan_on_share, competing_jobs))
         if self._planning_ahead is None or not self._planning_ahead.done():
             return None
         found = self._planning_ahead.result()
@@ -193,8 +193,22 @@ class Planner:
 
     def _plan(self, agents: Sequence[AgentOffer]) -> None:
         self.abandon()
-        work = functools.partial(self._plan_launch, agents, self.allotted)
+        work = functools.partial(self._work().plan_launch, tuple(agents), self.allotted)
         self._pending = _PendingPlan(self._background.start(work, PLAN_WAIT_S), tuple(agents))
+
+    def _work(self) -> _Work:
+        run = self._run
+        ports = frozenset(run.used_ports)
+        return _Work(
+            self._spec,
+            self._all_agents,
+            self._patient,
+            run.serial,
+            run.attempt,
+            ports,
+            self._plan_made_ahead,
+            self._checked,
+        )
 
     def _answer(self, agents: Sequence[AgentOffer]) -> PlannedLaunch | Decline | Planning:
         pending = self._pending
@@ -212,9 +226,36 @@ class Planner:
         self._plan(agents)
         return Planning()
 
-    # Runs in the background: the state read here does not change while the job waits.
 
-    def _plan_on_share(self, competing_jobs: int) -> tuple[Plan, list[NodeClass]] | str:
+@dataclass(frozen=True)
+class _Checked:
+    """Why a job never fits on these agents; empty if it does."""
+
+    nodes: Sequence[NodeClass]
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What threads do for a planner, with copies of what the loop may change meanwhile.
+
+    Attributes:
+        spec, all_agents, patient: as of the planner.
+        serial, attempt, used_ports: of the run.
+        plan_made_ahead: the plan for tasks of an allotted size; None before it is made.
+        checked: the last check, as planning is slow; shared by all work of a planner.
+    """
+
+    spec: JobSpec
+    all_agents: AllAgents
+    patient: bool
+    serial: int
+    attempt: int
+    used_ports: frozenset[int]
+    plan_made_ahead: Plan | None
+    checked: list[_Checked]
+
+    def plan_on_share(self, competing_jobs: int) -> tuple[Plan, list[NodeClass]] | str:
         nodes, unmet = self._agents()
         if nodes is None:
             return unmet or "The Mesos master does not list its agents."
@@ -224,22 +265,20 @@ class Planner:
         part = largest[: max(1, len(nodes) // max(1, competing_jobs))]
         try:
             with contextlib.suppress(InfeasibleError):
-                return _make_plan_on(self._spec, part, nodes), nodes
-            return _make_plan_on(self._spec, nodes, nodes), nodes
+                return _make_plan_on(self.spec, part, nodes), nodes
+            return _make_plan_on(self.spec, nodes, nodes), nodes
         except InfeasibleError as error:
             return f"This job can never start on the agents there are: {error}"
 
-    def _plan_launch(self, offered: Sequence[AgentOffer], allotted: Size | None) -> PlannedLaunch | str:
+    def plan_launch(self, offered: Sequence[AgentOffer], allotted: Size | None) -> PlannedLaunch | str:
         agents = [agent for agent in offered if agent.amounts["ports"]]
         try:
-            plan = (
-                self._plan_of_size(agents, allotted) if allotted else plan_for(self._spec, agents, self._whole_agents)
-            )
-            tasks = place(self._spec, plan, agents, self._run.serial, self._run.used_ports)
+            plan = self._plan_of_size(agents, allotted) if allotted else plan_for(self.spec, agents, self._whole_agents)
+            tasks = place(self.spec, plan, agents, self.serial, self.used_ports)
             operations = self._operations(plan, tasks, agents)
         except (InfeasibleError, DoesNotFitError) as error:
             # The agents of a job that has run before may be absent only temporarily.
-            never = "" if self._run.attempt else self._why_never(*self._agents(), error)
+            never = "" if self.attempt else self._why_never(*self._agents(), error)
             return f"{never or error} On offer: {describe_offers(offered)}."
         return PlannedLaunch(plan, tasks, operations, [agent.node_class() for agent in agents])
 
@@ -249,20 +288,20 @@ class Planner:
         Raises:
             DoesNotFitError: there is room for too few.
         """
-        assert self._plan_made_ahead is not None
-        assert self._spec.elastic is not None
-        for workers in range(allotted.workers, self._spec.elastic[0] - 1, -1):
-            for ps in range(allotted.ps, min(allotted.ps, self._plan_made_ahead.option.ps) - 1, -1):
-                found = layout(self._spec, self._plan_made_ahead, (), Size(workers, ps), agents)
+        assert self.plan_made_ahead is not None
+        assert self.spec.elastic is not None
+        for workers in range(allotted.workers, self.spec.elastic[0] - 1, -1):
+            for ps in range(allotted.ps, min(allotted.ps, self.plan_made_ahead.option.ps) - 1, -1):
+                found = layout(self.spec, self.plan_made_ahead, (), Size(workers, ps), agents)
                 if found is not None:
                     return found.plan
-        raise DoesNotFitError(f"There is no room for {allotted}, nor for {self._spec.elastic[0]} of the workers.")
+        raise DoesNotFitError(f"There is no room for {allotted}, nor for {self.spec.elastic[0]} of the workers.")
 
-    def _why_no_offer(self) -> str:
+    def why_no_offer(self) -> str:
         nodes, unmet = self._agents()
         if nodes == []:
             return "No agent is registered with the Mesos master."
-        never = unmet if self._run.attempt else self._why_never(nodes, unmet)
+        never = unmet if self.attempt else self._why_never(nodes, unmet)
         return never or NO_OFFER + describe_free(nodes or ())
 
     def _operations(
@@ -273,21 +312,21 @@ class Planner:
         for agent in agents:
             here = [task for task in tasks if task.agent_id == agent.agent_id]
             if here:
-                operations[agent.agent_id] = launch_operation(self._spec, plan, here, cluster, agent, self._run.attempt)
+                operations[agent.agent_id] = launch_operation(self.spec, plan, here, cluster, agent, self.attempt)
         return operations
 
     def _agents(self) -> tuple[list[NodeClass] | None, str]:
         """The agents that the job may use; if there are none because of its constraints, None and the reason."""
         try:
-            return self._all_agents(), ""
+            return self.all_agents(), ""
         except InfeasibleError as error:
-            if not self._patient and not self._run.attempt:
+            if not self.patient and not self.attempt:
                 raise
             return None, str(error)
 
     def _whole_agents(self) -> list[NodeClass]:
         try:
-            return self._all_agents() or []
+            return self.all_agents() or []
         except InfeasibleError:
             return []
 
@@ -295,18 +334,18 @@ class Planner:
         """Why the job does not fit even if all agents are idle; empty if it fits, or that is not known."""
         if unmet:
             return unmet
-        # Cached: planning is slow.
-        if nodes is not None and self._checked is not None and self._checked[0] == nodes:
-            return self._checked[1]
+        for last in self.checked:
+            if nodes == last.nodes:
+                return last.reason
         try:
-            check_ever_fits(self._spec, nodes, cause)
+            check_ever_fits(self.spec, nodes, cause)
             reason = ""
         except InfeasibleError as error:
-            if not self._patient:
+            if not self.patient:
                 raise
             reason = str(error)
         if nodes is not None:
-            self._checked = (nodes, reason)
+            self.checked[:] = [_Checked(nodes, reason)]
         return reason
 
 

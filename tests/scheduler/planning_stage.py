@@ -105,7 +105,7 @@ class PlanningStage(SchedulerStage):
     def plans(self, job_id: str) -> bool:
         """Whether a job plans, on offers that are kept for it."""
         handle = self.scheduler.job(job_id)
-        return handle is not None and bool(handle.locked_offers)
+        return handle is not None and bool(handle.offers.locked)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         def go_round(pause_s: float) -> None:

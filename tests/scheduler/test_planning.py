@@ -69,10 +69,10 @@ def test_offers_that_a_job_keeps_are_taken_back() -> None:
     greedy = stage.submit("greedy")
     greedy.keeps_offers = True
     stage.run(2.0)
-    (kept,) = greedy.job_handle.locked_offers
+    (kept,) = greedy.job_handle.offers.locked
     other = stage.submit("other", user="bob")
     stage.run(PLANNING_LOCK_S + 2)
-    assert kept not in greedy.job_handle.locked_offers
+    assert kept not in greedy.job_handle.offers.locked
     assert "other" in stage.started_s
     assert not stage.failed
     assert other.looks == 1
@@ -205,13 +205,13 @@ def test_that_a_job_has_planned_for_too_long_says_nothing_of_what_its_kind_can_u
     with monkeypatch.context() as patched:
         # What is given back stays in hand: there is no time to look at it.
         patched.setattr(offer_matcher, "MATCHING_BUDGET_S", -1.0)
-        while handle.locked_offers:
+        while handle.offers.locked:
             stage.step()
     assert not stage.master.declined
     until_s = stage.master.now + NEGATIVE_CACHE_S / 2
-    while not handle.locked_offers and stage.master.now < until_s:
+    while not handle.offers.locked and stage.master.now < until_s:
         stage.step()
-    assert handle.locked_offers
+    assert handle.offers.locked
     assert stage.plans("slow")
     assert not stage.failed
     stage.close()

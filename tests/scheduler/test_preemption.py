@@ -34,10 +34,28 @@ from tests.training.elastic.elastic_stage import elastic
 from tests.training.job_stage import spec
 
 
-class ShrinkingJob(FakeJob):
+class FakeResizableJob(FakeJob):
+    """Gives up tasks for others; no central policy sizes it."""
+
+    is_scalable = has_estimate = waits_for_allocation = False
+    asked: frozenset[str] = frozenset()
+
+    def reclaimable(self) -> Reclaimable:
+        raise NotImplementedError
+
+    def reclaim(self, task_ids: frozenset[str], reason: str) -> None:
+        self.asked = task_ids
+
+    def enter_central_allocation(self, competing_jobs: object, sample_runs: int) -> None: ...
+
+    def scale_view(self) -> None: ...
+
+    def scale_to(self, counts: object) -> None: ...
+
+
+class ShrinkingJob(FakeResizableJob):
     """Can do with one task, and gives others up when a test says so."""
 
-    asked: frozenset[str] = frozenset()
     leaving: frozenset[str] = frozenset()
     requests = 0
 
@@ -395,16 +413,11 @@ def test_a_job_of_high_priority_takes_the_reservation_of_another() -> None:
     stage.close()
 
 
-class SavedJob(FakeJob):
+class SavedJob(FakeResizableJob):
     """A training job with a checkpoint: it gives up all tasks or none."""
-
-    asked: frozenset[str] = frozenset()
 
     def reclaimable(self) -> Reclaimable:
         return Reclaimable(tuple(self.job_handle.tasks), len(self.job_handle.tasks), is_whole=True)
-
-    def reclaim(self, task_ids: frozenset[str], reason: str) -> None:
-        self.asked = task_ids
 
 
 @pytest.mark.parametrize(

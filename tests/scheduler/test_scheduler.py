@@ -338,9 +338,9 @@ def test_a_rescinded_offer_is_taken_from_whoever_looks_at_it() -> None:
     slow = stage.submit("slow")
     slow.keeps_offers = True
     stage.run(2.0)
-    (offer_id,) = slow.job_handle.locked_offers
+    (offer_id,) = slow.job_handle.offers.locked
     stage.scheduler.handle(events.OfferRescinded(offer_id))
-    assert not slow.job_handle.locked_offers
+    assert not slow.job_handle.offers.locked
     assert len(stage.scheduler.pool) == 0
     slow.keeps_offers = False
     stage.run(4.0)
@@ -353,7 +353,7 @@ def test_a_job_that_plans_is_asked_again_with_the_offers_that_are_left() -> None
     slow = stage.submit("slow")
     slow.keeps_offers = True
     stage.run(2.0)
-    first, second = slow.job_handle.locked_offers
+    first, second = slow.job_handle.offers.locked
     stage.scheduler.handle(events.OfferRescinded(first))
     del stage.master.offered[first]
     slow.keeps_offers = False

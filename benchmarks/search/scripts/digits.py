@@ -35,7 +35,7 @@ def train(
     train_x, test_x, train_y, test_y = train_test_split(
         images, digits.target, test_size=0.2, random_state=SEED, stratify=digits.target
     )
-    model = _build(lr, optimizer) if saved is None else keras.saving.load_model(saved)
+    model = build(lr, optimizer) if saved is None else keras.saving.load_model(saved)
     configuration = {"lr": lr, "optimizer": optimizer, "batch_size": batch_size}
     model.fit(
         train_x,
@@ -49,7 +49,7 @@ def train(
     )
 
 
-def _build(lr: float, optimizer: str) -> keras.Model:
+def build(lr: float, optimizer: str) -> keras.Model:
     layers = keras.layers
     model = keras.Sequential(
         [
