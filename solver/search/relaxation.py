@@ -76,6 +76,12 @@ LARGE_SHARD_RATIO = 1.5
 """Ratio to the mean of the others above which a shard's machine is chosen separately."""
 MIN_LOAD_REDUCTION = 0.01
 """Minimum reduction of the busiest ps' load, as a share, by a further ps or a later one."""
+MAX_ALL_PS = 6
+"""Number of ps up to which all numbers are searched, also those that do not reduce that load."""
+MORE_PS = 0
+"""In the place of a number of ps: any number above those that are searched. Only bounded, not placed."""
+PIECES = 100
+"""Parts of all bytes by which machines are told apart in the bound for `MORE_PS`."""
 MAX_ROUNDS = 12
 MAX_BISECTIONS = 20
 ROUNDING = 1e-9
@@ -177,10 +183,18 @@ ANY_TIME = (0.0, math.inf)
 class _Arrays:
     """Possibilities of machines with 0, 1, 2, ... ps; arrays are rows x ps x choices of workers."""
 
-    def __init__(self, space: RelaxedSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
+    def __init__(
+        self, space: RelaxedSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool, pieces: int = 0
+    ) -> None:
         """Fills the arrays; call `limited_to` before use.
 
-        `rows`: the machines. `optimistic`: whether each machine has the best shards for it.
+        Args:
+            space: the placements.
+            rows: the machines.
+            shards: on the ps; with `pieces`, the largest variable and the rest.
+            optimistic: whether each machine has the best shards for it.
+            pieces: instead of ps, machines have this many equal pieces of all bytes, give or take one: any number of
+                ps can be rounded to that, so that the whole is right. 0 for ps.
         """
         sizes, kinds = space.scenario.sizes, space.scenario.kinds
         self.rows, self.total, self._within = rows, float(shards.total), space.within_bytes_per_s
@@ -195,7 +209,12 @@ class _Arrays:
         numbers = np.arange(most + 1)
         ordered = np.array(rest, dtype=np.float64)
         self._fewest = np.concatenate([[0.0], np.cumsum(ordered[::-1][:most])])
-        if optimistic:
+        if pieces:
+            self.ps, numbers = pieces, np.arange(pieces + 1)
+            parts = np.array([numbers - 1, numbers + 1], dtype=np.float64).clip(0, pieces) / pieces
+            self.low, self.high = parts * self.total
+            self._fewest = self.low
+        elif optimistic:
             self.high, self.low = np.concatenate([[0.0], np.cumsum(ordered[:most])]), self._fewest
         else:
             self.high = self.low = numbers * (float(ordered.mean()) if len(ordered) else 0.0)
@@ -217,7 +236,11 @@ class _Arrays:
         have = have - np.array(
             [np.sum([_amounts(task) for task in tasks] or [(0, 0, 0, 0)], axis=0) for tasks in taken]
         )
-        free = have[:, None, :] - numbers[None, :, None] * np.array(_amounts(ps_task))
+        needs = numbers[:, None] * np.array(_amounts(ps_task))
+        if pieces:
+            # One ps with all bytes needs least; fewer than two pieces may be none.
+            needs = np.array([_amounts(sizes.ps(int(size))) if size else (0, 0, 0, 0) for size in self.low])
+        free = have[:, None, :] - needs[None, :, :]
         self.fits = (free >= 0).all(axis=2)
         self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
         self._waited_s = 0.0
@@ -637,12 +660,19 @@ class RelaxedSpace:
 
     # Numbers of ps.
 
-    def ps_counts(self) -> list[int]:
-        """Numbers of ps that may be useful."""
-        scenario, model = self.scenario, self.scenario.model(WorkerShape(0, 1.0))
+    @functools.cached_property
+    def most_ps(self) -> int:
+        """Maximum number of ps: each has a variable and its CPUs."""
+        scenario = self.scenario
         helper_cpus = scenario.sizes.helper_cpus
         room = sum(kind.count * math.floor(kind.cpus / helper_cpus + ROUNDING) for kind in scenario.kinds)
-        most = min(max(1, len(scenario.profile.variables)), room)
+        return min(max(1, len(scenario.profile.variables)), room)
+
+    def ps_counts(self) -> list[int]:
+        """Numbers of ps that are searched: those that reduce the load of the busiest one, or all if they are few."""
+        scenario, model, most = self.scenario, self.scenario.model(WorkerShape(0, 1.0)), self.most_ps
+        if most <= MAX_ALL_PS:
+            return list(range(1, most + 1))
         counts, least, since = [1], model.load(scenario.shards(1)), 0
         for count in range(2, most + 1):
             load = model.load(scenario.shards(count))
@@ -754,12 +784,15 @@ class RelaxedSpace:
         """
         rates, at, cards = arrays.rates, at[:, None, None, None], arrays.cards * LINK_SHARE
         most = np.zeros((len(at), *rates.shape))
-        for stored in arrays.ends:
+        least_stored, half = arrays.ends[0], np.clip(arrays.total / 2, arrays.ends[0], arrays.ends[-1])
+        # Of shards between the ends, half of all are best for a link.
+        for stored in arrays.ends if len(arrays.ends) == 1 else (*arrays.ends, half):
             left, each = cards - stored * at, arrays.total - 2 * stored
             with np.errstate(divide="ignore", invalid="ignore"):
                 link = np.where(each > 0, left / each, np.where((each < 0) | (left >= 0), np.inf, -1.0))
                 least = np.where(each < 0, left / each, 0.0)
-                link = np.minimum(link, np.where(stored > 0, self.within_bytes_per_s / (2 * stored), np.inf))
+                inside = np.where(least_stored > 0, self.within_bytes_per_s / (2 * least_stored), np.inf)
+                link = np.minimum(link, inside)
             made = np.minimum(rates * arrays.room, link)
             most = np.maximum(most, np.where((made < 0) | (made < least * (1 - ROUNDING)), -1.0, made))
         possible, most = most >= 0, np.maximum(most, 0.0)
@@ -1000,8 +1033,10 @@ class _Search:
             bound, best = self._relaxed_bound(case)
             yield min(above, bound), replace(case, best=best)
             return
-        elif not case.is_tried and (
-            case.width <= MAX_PLACED_WIDTH or (above <= self.bound and self._tried[key] < MAX_TRIES)
+        elif (
+            case.ps != MORE_PS
+            and not case.is_tried
+            and (case.width <= MAX_PLACED_WIDTH or (above <= self.bound and self._tried[key] < MAX_TRIES))
         ):
             self._tried[key] += 1
             self._place_async_case(case, above)
@@ -1078,8 +1113,10 @@ class _Search:
             return
         chunks = np.array_split(np.arange(len(self._works)), min(WORK_RANGES, len(self._works)))
         # Of equal bounds, more ps come first: their CPUs are the last to limit the speed.
-        for ps in reversed(self._space.ps_counts()):
-            self._loads[ps] = self._space.model.load(self._scenario.shards(ps))
+        counts = self._space.ps_counts()
+        more = [MORE_PS] if counts[-1:] != [self._space.most_ps] else []
+        for ps in (*more, *reversed(counts)):
+            self._loads[ps] = self._load(ps)
             if not self._scenario.profile.synchronous:
                 max_steps_per_s = min(
                     self._space.model.shared(self._loads[ps]).max_steps_per_s, self._most_rate / one.samples.min()
@@ -1093,29 +1130,48 @@ class _Search:
 
     def _slowest(self, ps: int) -> list[tuple[float, float]]:
         """Ranges of the time that the slowest ps machine takes to send its shards; one if it does not matter."""
-        kinds, sizes = self._scenario.kinds, self._scenario.shards(ps).sizes
+        kinds, shards = self._scenario.kinds, self._shards(ps)
+        sizes = shards.sizes
         fewest = itertools.accumulate(reversed(sizes))
         stored = {*itertools.accumulate(sizes), *fewest}
-        is_all = len(sizes) <= MAX_PS_WITH_ALL_SETS
+        is_all = ps != MORE_PS and len(sizes) <= MAX_PS_WITH_ALL_SETS
         if is_all:
             stored = {sum(some) for count in range(1, ps + 1) for some in itertools.combinations(sizes, count)}
-        times, are_all_kept = slowest_times(kinds, stored, self._scenario.shards(ps), MAX_SLOWEST_TIMES)
+        elif ps == MORE_PS:
+            stored = {math.ceil(shards.total * part / MAX_SLOWEST_TIMES) for part in range(1, MAX_SLOWEST_TIMES + 1)}
+        times, are_all_kept = slowest_times(kinds, stored, shards, MAX_SLOWEST_TIMES)
         if not times:
             return [ANY_TIME]
         is_all = is_all and are_all_kept
         # If the times are complete, each range is a single time.
         return [(high if is_all else low, high) for low, high in itertools.pairwise([0.0, *times])]
 
+    def _shards(self, ps: int) -> Shards:
+        if ps != MORE_PS:
+            return self._scenario.shards(ps)
+        # However many ps there are, one has the largest variable.
+        variables = [variable.size_bytes for variable in self._scenario.profile.variables]
+        total = self._scenario.shards(1).total
+        return Shards((max(variables), total - max(variables)), {})
+
+    def _load(self, ps: int) -> float:
+        """Load of the busiest ps; its minimum for `MORE_PS`."""
+        shards, load = self._shards(ps), self._space.model.load
+        if ps != MORE_PS:
+            return load(shards)
+        return max(load(Shards((size,), {})) for size in (shards.sizes[0], shards.total // self._space.most_ps))
+
     def _arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> _Arrays:
         if (ps, slowest) not in self._optimistic:
             if ps not in self._base_arrays:
-                kinds, shards = self._scenario.kinds, self._scenario.shards(ps)
+                kinds, shards = self._scenario.kinds, self._shards(ps)
                 rows = [_Row(index, kind.count) for index, kind in enumerate(kinds)]
                 if len(kinds) == 1 and self._scenario.sizes.chief is not None:
                     # One of the identical machines has the chief.
                     others = kinds[0].count - 1
                     rows = [_Row(0, 1, chief=True), *([_Row(0, others)] if others else [])]
-                self._base_arrays[ps] = _Arrays(self._space, rows, shards, optimistic=True)
+                pieces = PIECES if ps == MORE_PS else 0
+                self._base_arrays[ps] = _Arrays(self._space, rows, shards, optimistic=True, pieces=pieces)
             self._optimistic[ps, slowest] = self._base_arrays[ps].limited_to(slowest)
         return self._optimistic[ps, slowest]
 
@@ -1129,7 +1185,7 @@ class _Search:
             return min(case.high * arrays.most_samples, self._most_rate)
         first, last = case.workers
         elsewhere = max(0, first - arrays.most_beside)
-        largest = self._scenario.shards(case.ps).sizes[0]
+        largest = self._shards(case.ps).sizes[0]
         network_s = 2 * elsewhere * max(arrays.total / self._cards, largest / arrays.fastest_card)
         rest_s = network_s + model.update_s(self._loads[case.ps], first) + model.dispatch_s(first)
         work_s = float(self._works[case.works[0]])
@@ -1163,6 +1219,8 @@ class _Search:
     # Real placements.
 
     def _place_sync_case(self, case: _SyncCase, promise: _RelaxedOptimum, goal: float, above: float) -> None:
+        if case.ps == MORE_PS:
+            return
         arrays = self._arrays(case.ps)
         busy = [state for state in promise.states if state.workers]
         works = [arrays.work[state.row, state.ps, state.choice % len(arrays.samples)] for state in busy]

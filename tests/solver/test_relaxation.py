@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import time
 
+import pytest
 from hypothesis import given, settings
 
-from dike.profile import ModelProfile
+from dike.profile import Api, ModelProfile
 from solver import NodeClass, PlanRequest
 from solver.evaluation import evaluate
 from solver.options import default_rules
@@ -17,7 +18,10 @@ from solver.placement.naming import Assignment
 from solver.request import scenario_of
 from solver.resources import TaskResources, WorkerShape
 from solver.scenario import Scenario
+from solver.search import relaxation
 from solver.search.relaxation import RelaxedSpace
+from solver.units import GIB
+from tests.solver.solver_cases import MB, profile
 from tests.solver.solver_random import cluster_of, nodes, profiles
 
 ROUNDING = 1e-6
@@ -79,11 +83,7 @@ def _hosts(scenario: Scenario, name: str, shape: WorkerShape) -> bool:
     return kind.gpus >= shape.gpus and scenario.model(shape).fits_gpu(kind)
 
 
-@settings(max_examples=25, deadline=None)
-@given(classes=nodes.filter(lambda some: len(some) <= 2), model=profiles)
-def test_no_placement_is_faster_than_the_bound_and_the_plan_keeps_its_promise(
-    classes: list[NodeClass], model: ModelProfile
-) -> None:
+def _check(classes: list[NodeClass], model: ModelProfile) -> None:
     request = PlanRequest(model, cluster_of(classes), max_workers=MOST_WORKERS)
     scenario = scenario_of(request)
     space = _space(scenario)
@@ -94,3 +94,32 @@ def test_no_placement_is_faster_than_the_bound_and_the_plan_keeps_its_promise(
     if best:
         assert found is not None
         assert found.samples_per_s <= bound * (1 + ROUNDING)
+
+
+small = nodes.filter(lambda some: len(some) <= 2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(classes=small, model=profiles)
+def test_no_placement_is_faster_than_the_bound_and_the_plan_keeps_its_promise(
+    classes: list[NodeClass], model: ModelProfile
+) -> None:
+    _check(classes, model)
+
+
+@settings(max_examples=25, deadline=None)
+@given(classes=small, model=profiles)
+def test_the_bound_holds_for_numbers_of_ps_that_are_not_searched(classes: list[NodeClass], model: ModelProfile) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(relaxation, "MAX_ALL_PS", 0)
+        _check(classes, model)
+
+
+def test_more_ps_than_reduce_the_load_may_be_faster() -> None:
+    """Three ps, of which the smallest is on the slow card: its bound was false."""
+    common = {"name": "x", "count": 1, "gpus": 1, "mem_bytes": 16 * GIB, "disk_bytes": 50 * GIB}
+    slow = NodeClass(cpus=3.5, gpu_model="V100", network_gbps=0.5, **common)
+    fast = NodeClass(cpus=4.0, gpu_model="K80", network_gbps=10.0, **common)
+    sizes = [size * MB for size in (55, 29, 22, 4)]
+    model = profile(sizes, synchronous=False, api=Api.KERAS, flops=1e6, sample_bytes=6_000, slots=0)
+    _check([fast, slow], model)
