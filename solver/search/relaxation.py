@@ -80,6 +80,8 @@ MAX_ALL_PS = 6
 """Number of ps up to which all numbers are searched, also those that do not reduce that load."""
 MORE_PS = 0
 """In the place of a number of ps: any number above those that are searched. Only bounded, not placed."""
+MAX_SHARDINGS = 200
+"""Numbers of ps for which the variables are distributed to find the largest shard."""
 PIECES = 100
 """Parts of all bytes by which machines are told apart in the bound for `MORE_PS`."""
 MAX_ROUNDS = 12
@@ -184,7 +186,14 @@ class _Arrays:
     """Possibilities of machines with 0, 1, 2, ... ps; arrays are rows x ps x choices of workers."""
 
     def __init__(
-        self, space: RelaxedSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool, pieces: int = 0
+        self,
+        space: RelaxedSpace,
+        rows: Sequence[_Row],
+        shards: Shards,
+        *,
+        optimistic: bool,
+        pieces: int = 0,
+        largest_ps: float = math.inf,
     ) -> None:
         """Fills the arrays; call `limited_to` before use.
 
@@ -195,6 +204,7 @@ class _Arrays:
             optimistic: whether each machine has the best shards for it.
             pieces: instead of ps, machines have this many equal pieces of all bytes, give or take one: any number of
                 ps can be rounded to that, so that the whole is right. 0 for ps.
+            largest_ps: maximum bytes on a ps, with `pieces`.
         """
         sizes, kinds = space.scenario.sizes, space.scenario.kinds
         self.rows, self.total, self._within = rows, float(shards.total), space.within_bytes_per_s
@@ -238,8 +248,14 @@ class _Arrays:
         )
         needs = numbers[:, None] * np.array(_amounts(ps_task))
         if pieces:
-            # One ps with all bytes needs least; fewer than two pieces may be none.
-            needs = np.array([_amounts(sizes.ps(int(size))) if size else (0, 0, 0, 0) for size in self.low])
+            # As few ps as can hold these bytes; fewer than two pieces may be none.
+            counts = [math.ceil(size / largest_ps) for size in self.low.tolist()]
+            each = [
+                max(0, int(size / (count or 1)) - MIB) for size, count in zip(self.low.tolist(), counts, strict=True)
+            ]
+            needs = np.array(
+                [np.multiply(count, _amounts(sizes.ps(size))) for count, size in zip(counts, each, strict=True)]
+            )
         free = have[:, None, :] - needs[None, :, :]
         self.fits = (free >= 0).all(axis=2)
         self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
@@ -667,6 +683,15 @@ class RelaxedSpace:
         helper_cpus = scenario.sizes.helper_cpus
         room = sum(kind.count * math.floor(kind.cpus / helper_cpus + ROUNDING) for kind in scenario.kinds)
         return min(max(1, len(scenario.profile.variables)), room)
+
+    @functools.cached_property
+    def largest_of_more_ps(self) -> float:
+        """Maximum bytes on a ps if there are more than are searched."""
+        last = self.ps_counts()[-1]
+        if self.most_ps - last <= MAX_SHARDINGS:
+            return max(self.scenario.shards(count).sizes[0] for count in range(last + 1, self.most_ps + 1))
+        # The minimum for more ps is no greater, and `greedy` is within 4/3 of it (Graham 1969).
+        return 4 / 3 * self.scenario.shards(last).sizes[0] if self.scenario.sharding == "greedy" else math.inf
 
     def ps_counts(self) -> list[int]:
         """Numbers of ps that are searched: those that reduce the load of the busiest one, or all if they are few."""
@@ -1170,8 +1195,12 @@ class _Search:
                     # One of the identical machines has the chief.
                     others = kinds[0].count - 1
                     rows = [_Row(0, 1, chief=True), *([_Row(0, others)] if others else [])]
-                pieces = PIECES if ps == MORE_PS else 0
-                self._base_arrays[ps] = _Arrays(self._space, rows, shards, optimistic=True, pieces=pieces)
+                if ps == MORE_PS:
+                    largest = self._space.largest_of_more_ps
+                    arrays = _Arrays(self._space, rows, shards, optimistic=True, pieces=PIECES, largest_ps=largest)
+                else:
+                    arrays = _Arrays(self._space, rows, shards, optimistic=True)
+                self._base_arrays[ps] = arrays
             self._optimistic[ps, slowest] = self._base_arrays[ps].limited_to(slowest)
         return self._optimistic[ps, slowest]
 
