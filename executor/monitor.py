@@ -137,8 +137,8 @@ class RunMonitor:
 
     @property
     def knows_gpu_bytes(self) -> bool:
-        """Whether it can measure the run's GPU memory, 0 included."""
-        return self._is_listed or not self.shares_gpu
+        """Whether the latest measurement of the run's GPU memory counts, 0 included."""
+        return not self.shares_gpu or self.latest.gpu_mem_bytes is not None
 
     @property
     def is_gpu_busy(self) -> bool:

@@ -20,13 +20,15 @@ class Phase(enum.StrEnum):
     SUSPENDING = "suspending"
     """It was asked to save and end, and is killed at its deadline if it can be saved."""
     PAUSING = "pausing"
-    """It was asked to save and wait; else as before."""
+    """It was asked to save and wait, and is killed at its deadline if it can be saved."""
     STOPPING = "stopping"
-    """It was sent SIGTERM, or SIGKILL."""
+    """It was sent SIGTERM or SIGKILL, or has just died in memory."""
     PAUSED = "paused"
-    """It has saved and waits. Its GPU memory is being moved to the host, and then its processes are frozen."""
+    """It has saved and waits. Its GPU memory is being moved to the host, and then its processes are frozen. If its slot
+    ends, its process dies or the move fails, it is evicted; the trial resumes from its checkpoint.
+    """
     EXITED = "exited"
-    """It has no process any more: what that left behind is being killed, and its GPU memory awaited."""
+    """It has no process, any more or ever: what it left behind is being killed, and its GPU memory awaited."""
     FROZEN = "frozen"
     """Its processes are frozen without GPU memory; its outputs are being saved."""
     CLEARED = "cleared"
@@ -47,7 +49,7 @@ class Event(enum.StrEnum):
     PAUSE = "pause"
     """The same, and memory suffices to keep its process."""
     STOP = "stop"
-    """Its slot or trial is ended, or it has exceeded a limit."""
+    """Its slot or trial is ended while it trains or saves, or it has exceeded a limit."""
     DEADLINE = "deadline"
     """It has not ended in time."""
     WAITS = "waits"
@@ -55,7 +57,7 @@ class Event(enum.StrEnum):
     EXIT = "exit"
     """Its process has ended."""
     EVICT = "evict"
-    """Its process may not stay in memory, or has been killed there."""
+    """Its process may not stay in memory, because the slot ends or memory is short, or it has died there."""
     CLEAR = "clear"
     """The slot is free of it."""
     SAVED = "saved"
@@ -91,7 +93,7 @@ WITH_PROCESS = frozenset({Phase.RUNNING, Phase.SUSPENDING, Phase.PAUSING, Phase.
 IN_MEMORY = frozenset({Phase.PAUSED, Phase.FROZEN, Phase.PARKED})
 """Its process waits."""
 LEAVING = frozenset({Phase.PAUSED, Phase.EXITED, Phase.FROZEN, Phase.CLEARED, Phase.PARKED, Phase.DONE})
-"""It has ended for the framework, once it has left the slot."""
+"""It has ended for the framework, unless it is evicted and still has to leave the slot."""
 
 
 def diagram() -> str:

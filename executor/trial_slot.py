@@ -292,6 +292,9 @@ class TrialSlot:
             Whether that is done; call it until it is.
         """
         if run.is_paused and run.has_died:
+            if run.offload is not None and run.phase is Phase.PAUSED:
+                logger.warning("%s died while its GPU memory was being offloaded; its checkpoint stays", run)
+                self._paused.offload_failed = True
             run.evict()
         if run.phase is Phase.EXITED and self._shared.kill_leftovers() and are_gpus_free(run):
             run.happened(Event.CLEAR)
@@ -311,10 +314,7 @@ class TrialSlot:
         Returns:
             Whether it holds no GPU memory; call it until it does not, or the run is no longer paused.
         """
-        if run.has_died and run.offload is not None:
-            logger.warning("%s died while its GPU memory was being offloaded; its checkpoint stays", run)
-            self._paused.offload_failed = True
-        if run.has_died or not self._is_pausing_allowed:
+        if not self._is_pausing_allowed:
             run.evict()
             return False
         if run.offload is None:

@@ -197,6 +197,11 @@ def changed_spec(
     given = {field: getattr(options, field) for name, field in SETTABLE_ON_RESUME.items() if is_given(context, name)}
     changed = dataclasses.replace(extended(spec, unresolved.trials, given_space(unresolved)), **given)
     check_options(changed)
+    if changed.slots_per_gpu != spec.slots_per_gpu and changed.budget.strip().lower().endswith("gpuh"):
+        raise BadInputError(
+            f"The --budget of the search counts GPUs as shared by --slots-per-gpu {spec.slots_per_gpu}; leave "
+            "--slots-per-gpu out, or give --budget in hours of CPUs."
+        )
     return changed
 
 

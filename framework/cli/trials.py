@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import html
 import os
 import shlex
 import signal
+import tempfile
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -115,8 +117,14 @@ def shown_in_browser(url: str, name: str | None) -> Iterator[None]:
         say(console(stderr=True), f"page: {address}")
         # Without a display, a browser would take over the terminal.
         if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-            webbrowser.open(address)
-        yield
+            # Other accounts see the arguments of a browser, but not this file.
+            with tempfile.NamedTemporaryFile("w", prefix="dike-page-", suffix=".html") as redirection:
+                redirection.write(f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">')
+                redirection.flush()
+                webbrowser.open(f"file://{redirection.name}")
+                yield
+        else:
+            yield
 
 
 def print_trials(

@@ -98,6 +98,7 @@ class SearchController:
             clock,
             self._may_end,
             restored.slots,
+            restored.executors,
             patient=patient,
         )
         self._must_decide = True
@@ -170,7 +171,8 @@ class SearchController:
         self._pool.vacate(self._pool.endable(there))
 
     def missing_tasks(self) -> int:
-        return max(0, self._missing_slots())
+        # Of those that share a GPU, each GPU counts once.
+        return max(0, math.ceil(self._missing_slots() / self._pool.slots_per_gpu))
 
     def excluded_agents(self) -> dict[str, float]:
         return self._pool.excluded_agents()
@@ -179,7 +181,10 @@ class SearchController:
         """Returns the state to resume after a restart of the service, beside the database of searches."""
         ending = self._failure if self._pool.is_draining else None
         slots, since_s = tuple(self._pool.slots), self._time_limit.since_s
-        return SearchState(self._began_s, self._pool.next_slot, ending, self._cancelled, slots, since_s).to_json()
+        executors = self._pool.shared_executors
+        return SearchState(
+            self._began_s, self._pool.next_slot, ending, self._cancelled, slots, since_s, executors
+        ).to_json()
 
     def outcome(self) -> JobOutcome:
         result = self.result
@@ -512,7 +517,7 @@ class SearchController:
             self._trials.set_checkpoint(run.record, status.checkpoint, status.checkpoint_step)
             self._trials.set_batch_size(run.record, status.batch_size)
             if status.training:
-                self._pool.measured(status.usage.gpu_mem_bytes, has_ended=False)
+                self._pool.measured(status.usage.gpu_mem_bytes, has_finished=False)
             if status.training and not run.training:
                 run.training = slot.has_trained = True
                 if run.slice is not None:
@@ -571,7 +576,7 @@ class SearchController:
             return False
         self._end_slice(run, end.outcome, end)
         if run.training:
-            self._pool.measured(end.usage.gpu_mem_bytes, has_ended=True)
+            self._pool.measured(end.usage.gpu_mem_bytes, has_finished=end.outcome == "finished")
         if end.outcome == "bad_input" and not self._trials.has_readings:
             if not self._observer.is_public:
                 if end.message not in end.tail:

@@ -65,8 +65,10 @@ def check_options(options: SearchOptions) -> None:
         )
     if options.stop:
         parse_stop(options.stop)
-    if options.budget:
-        Budget.parse(options.budget)
+    if options.budget and Budget.parse(options.budget).unit == "gpu" and options.slots_per_gpu.strip() == "auto":
+        raise BadInputError(
+            "--budget in hours of GPUs needs a number of slots per GPU; write --slots-per-gpu N instead of auto."
+        )
 
 
 def parse_slots_per_gpu(text: str) -> int | None:

@@ -7,7 +7,7 @@ progress (`Slot.adopt`). So this state is small, and changes only when slots are
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from framework.mesos.tasks import TaskState
@@ -29,6 +29,7 @@ class SearchState:
         ending: why the search is being ended; None if it is not.
         cancelled: whether a user cancelled it.
         slots: slots that may still run.
+        executors: executors with a GPU for several slots (`SlotPool.shared_executors`).
         first_slot_s: when it got its first slot since it began, seconds since the epoch; None before.
     """
 
@@ -38,6 +39,7 @@ class SearchState:
     cancelled: bool
     slots: tuple[Slot, ...]
     first_slot_s: float | None = None
+    executors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -47,6 +49,7 @@ class SearchState:
             "cancelled": self.cancelled,
             "slots": [{name: _plain(getattr(slot, name)) for name in _SLOT_FIELDS} for slot in self.slots],
             "first_slot_s": self.first_slot_s,
+            "executors": dict(self.executors),
         }
 
     @classmethod
@@ -63,6 +66,7 @@ class SearchState:
             cancelled=bool(values["cancelled"]),
             slots=tuple(_slot(each) for each in values["slots"]),
             first_slot_s=values["first_slot_s"],
+            executors=dict(values["executors"]),
         )
 
 

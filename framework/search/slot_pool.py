@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from dike.exceptions import InfeasibleError
@@ -44,7 +45,7 @@ MAX_SILENCE_S = 60.0
 DRAIN_MARGIN_S = 10.0
 """Time that a slot may take to end beyond the suspension, before it is killed."""
 MEASURING_S = 30.0
-"""Time for which the first trials train before `--slots-per-gpu auto` decides, unless one ends before."""
+"""Time for which the first trials train before `--slots-per-gpu auto` decides, unless one finishes before."""
 USABLE_GPU_SHARE = 0.8
 """Share of a GPU's memory that slots get by `--slots-per-gpu auto`: later trials may need more than the first ones."""
 GPU_MODEL = "gpu_model"
@@ -88,6 +89,7 @@ class SlotPool:
         all_agents: lists every agent with all its resources, used or not, or None if unknown.
         may_end: returns whether ending a slot loses nothing of its current and next runs.
         slots: slots launched by an earlier service.
+        executors: `shared_executors` of that service.
         patient: whether to wait for new agents if none can ever hold a slot, instead of raising an error.
 
     Attributes:
@@ -105,6 +107,7 @@ class SlotPool:
         clock: Callable[[], float],
         may_end: Callable[[Slot], bool],
         slots: Iterable[Slot] = (),
+        executors: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         *,
         patient: bool = False,
     ) -> None:
@@ -121,7 +124,7 @@ class SlotPool:
             mates = (mate for mate in self._slots.values() if mate is not slot and mate.executor_id == slot.executor_id)
             slot.mates_seen = any(mate.executor_seen for mate in mates)
         self._new: list[Slot] = []
-        self._executors: dict[str, Mapping[str, Any]] = {}
+        self._executors = dict(executors)
         """Id -> Mesos' ExecutorInfo, as long as slots use it; further slots launched into it must carry the same."""
         self._largest_task: dict[str, str] = {}
         """Ended executor -> task of the slot whose run used most memory."""
@@ -131,8 +134,8 @@ class SlotPool:
         given = parse_slots_per_gpu(self._spec.slots_per_gpu)
         self._slots_per_gpu = given or max((slot.slots_per_gpu for slot in self._slots.values()), default=1)
         self._largest_gpu_bytes = 0
-        self._has_run_ended = False
-        """Whether a run that has trained has ended."""
+        self._measured_since_s: float | None = None
+        self._has_trial_finished = False
         self._is_sharing_decided = given == 1
         self._unknown_models: set[str] = set()
         self._first_slot = first_slot
@@ -168,6 +171,12 @@ class SlotPool:
     def slots_per_gpu(self) -> int:
         """Slots that share a GPU; 1 before `--slots-per-gpu auto` has measured trials."""
         return self._slots_per_gpu
+
+    @property
+    def shared_executors(self) -> dict[str, Mapping[str, Any]]:
+        """Id -> Mesos' ExecutorInfo of executors that hold a GPU for several slots, which a later service needs."""
+        shared = {slot.executor_id for slot in self.slots if slot.slots_per_gpu > 1}
+        return {executor_id: info for executor_id, info in self._executors.items() if executor_id in shared}
 
     # Events.
 
@@ -374,10 +383,11 @@ class SlotPool:
 
     # Number of slots that share a GPU.
 
-    def measured(self, gpu_bytes: int | None, *, has_ended: bool) -> None:
-        """Records the GPU memory of a run that has trained, for `--slots-per-gpu auto`."""
+    def measured(self, gpu_bytes: int | None, *, has_finished: bool) -> None:
+        """Records the GPU memory of a run that trains or has trained, for `--slots-per-gpu auto`."""
         self._largest_gpu_bytes = max(self._largest_gpu_bytes, gpu_bytes or 0)
-        self._has_run_ended |= has_ended
+        self._measured_since_s = self._clock() if self._measured_since_s is None else self._measured_since_s
+        self._has_trial_finished |= has_finished and bool(gpu_bytes)
 
     def share_gpus(self, now_s: float) -> None:
         """Decides how many slots share a GPU, and ends slots launched before, once that loses nothing."""
@@ -395,9 +405,9 @@ class SlotPool:
 
     def _has_measured(self, now_s: float) -> bool:
         """Returns whether the first trials have trained for long enough to know their GPU memory."""
-        running = [slot.current for slot in self.slots if slot.is_up and slot.current is not None]
-        since_s = [run.since_s for run in running if run.training and run.since_s is not None]
-        return self._has_run_ended or (len(since_s) == len(running) > 0 and now_s - max(since_s) >= MEASURING_S)
+        if self._measured_since_s is None or not any(slot.gpu_devices for slot in self.slots):
+            return False
+        return self._has_trial_finished or now_s - self._measured_since_s >= MEASURING_S
 
     def _choose_slots_per_gpu(self) -> None:
         total = min((gpu_memory_bytes(slot.kind) for slot in self.slots if slot.gpu_devices), default=0)
@@ -455,10 +465,14 @@ class SlotPool:
         return nodes is not None and len(nodes) <= left_out
 
     def replace(self, slot: Slot) -> bool:
-        """Ends a slot unless that loses something; later slots do not share its executor. Returns whether it ends."""
+        """Ends a slot unless that loses something; returns whether it ends.
+
+        Later slots do not share its executor, unless that holds the GPU of others, which only slots in it can use.
+        """
         if not self.endable([slot]):
             return False
-        self._executors.pop(slot.executor_id, None)
+        if slot.slots_per_gpu == 1:
+            self._executors.pop(slot.executor_id, None)
         slot.request_end()
         return True
 
@@ -565,6 +579,9 @@ def slots_on(
         task_id = f"{spec.name}.slot-{number}"
         # Without paused processes slots have no reason to share an executor, unless they share its GPU.
         others = [*there, *slots] if shares_gpu or (stays and not gpus) else []
+        if shares_gpu:
+            # Not with one that has a GPU to itself, as it was launched before.
+            others = [one for one in others if one.slots_per_gpu == slots_per_gpu]
         has_free_gpu = pool.scalar("gpus") >= 1
         room = slots_per_gpu if shares_gpu else math.inf
         executor_id = "" if shares_gpu and has_free_gpu else _executor_with_room(others, executors, room)

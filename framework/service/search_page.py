@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import secrets
 import tempfile
@@ -97,10 +98,17 @@ def _updated(jobs: ServiceStore, searches: Store, user: str) -> Iterator[None]:
 
 
 def update_jobs(jobs: ServiceStore, searches: Store, user: str) -> None:
-    """Adds a job for each new search, and changes those of others."""
+    """Adds a job for each new search, changes those of others, and deletes those of deleted ones."""
     known = {record.id: record for record in jobs.jobs()}
-    for summary in searches.searches():
-        record = job_of(summary, user)
+    records = [job_of(summary, user) for summary in searches.searches()]
+    begun_s = {record.id: record.submitted_s for record in records}
+    gone = [name for name, record in known.items() if begun_s.get(name) != record.submitted_s]
+    for name in gone:
+        del known[name]
+        jobs.change_job(name, ended_s=0.0)
+    if gone:
+        jobs.delete_jobs(math.inf, gone)
+    for record in records:
         if record.id not in known:
             jobs.add_job(record, b"")
         elif changes := {

@@ -129,6 +129,7 @@ def test_gpu_memory_is_that_of_the_processes_that_the_library_knows(child: Start
     gpus.used, gpus.processes = 900 * MIB, {process.pid: 500 * MIB, 1: 300 * MIB}
     monitor.sample([psutil.Process(process.pid)])
     assert (monitor.latest.gpu_mem_bytes, monitor.latest.gpu_utilisation) == (500 * MIB, 0.5)
+    assert monitor.is_gpu_busy
     assert not monitor.gpus_free()
     # Another's memory does not matter.
     gpus.used, gpus.processes = 5000 * MIB, {1: 4900 * MIB}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ import pytest
 from dike.exceptions import BadInputError
 from dike.trial.launch import limit_tensorflow, limit_torch
 from executor.environment import CONTEXT_BYTES, gpu_memory_variables
-from framework.search.limits import MAX_SLOTS_PER_GPU, parse_slots_per_gpu
+from framework.search.limits import MAX_SLOTS_PER_GPU, check_options, parse_slots_per_gpu
+from framework.search.records import SearchOptions
 from tests.running import run_dike
 
 GIB = 2**30
@@ -58,6 +60,14 @@ def test_slots_with_several_gpus_share_none(tmp_path: Path) -> None:
     done = run_dike("tune", "train.py", "--param", "x=1", "--slots-per-gpu=2", "--slot-gpus=2", cwd=tmp_path)
     assert done.returncode == 2
     assert "--slots-per-gpu 2 shares one GPU between slots, and --slot-gpus is 2" in done.stderr
+
+
+def test_a_budget_of_gpus_needs_a_number() -> None:
+    options = SearchOptions(budget="1gpuh", slots_per_gpu="auto")
+    with pytest.raises(BadInputError, match="write --slots-per-gpu N instead of auto"):
+        check_options(options)
+    check_options(dataclasses.replace(options, budget="1cpuh"))
+    check_options(dataclasses.replace(options, slots_per_gpu="3"))
 
 
 @pytest.mark.parametrize("slots", [2, 3, 16])

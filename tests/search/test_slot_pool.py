@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -640,6 +641,57 @@ def test_the_end_of_a_trial_tells_it_at_once(begin: Any) -> None:
     first.train()
     first.end("finished", usage=Usage(gpu_mem_bytes=6 * 2**30))
     assert any(note.startswith("2 slots share each GPU") for note in stage.observer.notes)
+
+
+def test_a_suspended_trial_does_not_tell_how_many_share_a_gpu(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0", 8, 1)], trials=9, slots_per_gpu="auto")
+    (first,) = stage.offer(cpus=8, gpus=1, gpu_model="V100")
+    first.train()
+    first.end("suspended", checkpoint="trial-0/run-0-step-5", step=5, usage=Usage(gpu_mem_bytes=2**30))
+    assert stage.observer.notes == []
+
+
+def test_a_slot_of_before_that_cannot_end_shares_its_gpu_with_none(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0", 8, 2)], trials=9, slots_per_gpu="auto")
+    first, second = stage.offer(cpus=8, gpus=2, gpu_model="V100")
+    for slot in (first, second):
+        slot.train()
+    first.say(preemptible=False, usage=Usage(gpu_mem_bytes=3 * 2**30))
+    stage.tick(MEASURING_S)
+    assert (first.slot.leaving, second.slot.leaving) == (False, True)
+    stage.tick(1)
+    second.end("suspended", checkpoint="trial-1/run-0-step-5", step=5)
+    second.update("TASK_FINISHED")
+    new = stage.offer(cpus=4, gpus=1, gpu_model="V100")
+    assert [fake.slot.executor_id for fake in new] == ["s.slot-2"] * 4
+    assert not {fake.slot.gpu_devices for fake in new} & {first.slot.gpu_devices}
+
+
+def test_a_slot_of_a_failed_trial_is_replaced_on_the_same_gpu(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0", 8, 1)], trials=3, slots_per_gpu="2")
+    first, second = stage.offer(cpus=8, gpus=1)
+    second.train()
+    fail(stage, first)
+    assert first.slot.leaving
+    first.update("TASK_FINISHED")
+    stage.offer(cpus=4)
+    assert executors(stage) == ["s.slot-0"] * 3
+
+
+def test_a_new_service_launches_slots_into_the_executors_that_have_the_gpus(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0", 8, 1)], trials=9, slots_per_gpu="2")
+    stage.offer(cpus=8, gpus=1)
+    state = SearchState.from_json(json.loads(json.dumps(stage.search.to_state())))
+    assert state.executors == {"s.slot-0": stage.mesos.accepted[0]["executor"]}
+    (agent,) = by_agent([stage.mesos.offer(cpus=4)])
+    (new,), _ = slots_on(stage.launch, agent, 1, 2, 1, (), state.slots[:1], state.executors, 2)
+    assert (new.executor_id, new.gpu_devices, new.cpus) == ("s.slot-0", (0,), 4)
+
+
+def test_machines_are_asked_for_by_the_gpu(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0", 8, 1)], trials=9, slots_per_gpu="2")
+    stage.offer(cpus=8, gpus=1)
+    assert stage.search.missing_tasks() == 4
 
 
 def test_a_new_service_keeps_how_many_share_a_gpu(begin: Any) -> None:

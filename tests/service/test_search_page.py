@@ -103,6 +103,17 @@ def test_what_changes_is_shown(url: str) -> None:
 
 
 @pytest.mark.integration
+def test_what_is_deleted_or_begun_anew_is_shown_as_it_is(url: str) -> None:
+    with search_page(url) as address, client_of(address) as client, contextlib.closing(Store(url)) as store:
+        before = client.get("jobs/cut").json()["submitted_s"]
+        store.open_search("cut")
+        store.delete_search()
+        wait_until(lambda: client.get("jobs/cut").status_code == 404, "the search to go")
+        store.create_search(dataclasses.replace(SPEC, name="cut"))
+        wait_until(lambda: client.get("jobs/cut").json().get("submitted_s", 0) > before, "the new one")
+
+
+@pytest.mark.integration
 def test_a_database_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no.db").write_text("no database, " * 100)
     with pytest.raises(BadInputError, match=r"no\.db"), search_page(f"sqlite:///{tmp_path}/no.db"):

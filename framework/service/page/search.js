@@ -178,7 +178,9 @@ function useImportance(id, trials, active) {
     if (before !== undefined && before.count === count) return before;
     return { count, found: await get(`jobs/${encodeURIComponent(id)}/importance`, {}, signal) };
   };
-  return useLive(load, [id, trials === undefined], active).data?.found;
+  // After the end, the last trials may arrive after the last answer.
+  const last = active ? null : finished.current;
+  return useLive(load, [id, trials === undefined, last], active).data?.found;
 }
 
 function Parameters({ found, importance, space, pointed, setPointed }) {
