@@ -124,6 +124,18 @@ def test_a_job_that_raises_ends_alone_and_its_tasks_end_in_the_database_too() ->
     stage.close()
 
 
+def test_jobs_that_fail_together_are_removed_after_all_were_called() -> None:
+    stage = SchedulerStage({"agent-0": 4.0})
+    bad, good, worse = (stage.submit(name, lasts_s=1e6) for name in ("bad", "good", "worse"))
+    stage.run(5.0)
+    bad.raises, worse.raises = RuntimeError("a bug"), RuntimeError("another")
+    stage.scheduler.handle(events.Disconnected())
+    assert [job_id for job_id, _ in stage.failed] == ["bad", "worse"]
+    assert [entry.job_id for entry in stage.scheduler.jobs] == ["good"]
+    assert isinstance(good.seen[-1], events.Disconnected)
+    stage.close()
+
+
 def test_a_database_that_is_away_is_no_fault_of_the_job() -> None:
     stage = SchedulerStage({"agent-0": 4.0})
     job = stage.submit("job", lasts_s=1e6)
