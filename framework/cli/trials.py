@@ -7,8 +7,8 @@ import dataclasses
 import html
 import os
 import shlex
-import signal
 import tempfile
+import time
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -32,6 +32,8 @@ StorageOption = Annotated[
         show_default="dike-runs/searches.db",
     ),
 ]
+INTERRUPT_CHECK_S = 0.5
+"""Maximum time in which `--page` ends after Ctrl-C."""
 MAX_SHOWN = 200
 """Maximum number of trials in a table: those that run, and the best."""
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
@@ -99,7 +101,9 @@ def _show_until_interrupted(url: str, name: str | None) -> None:
     from framework.scheduler.session import sigterm_as_interrupt
 
     with contextlib.suppress(KeyboardInterrupt), sigterm_as_interrupt(), shown_in_browser(url, name):
-        signal.pause()
+        while True:
+            # Not `signal.pause`: a signal that another thread receives, or that comes just before, would not end it.
+            time.sleep(INTERRUPT_CHECK_S)
 
 
 @contextlib.contextmanager
