@@ -7,7 +7,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,21 +14,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.search.slot import slot_environment
+from benchmarks.search.contenders import SCRIPTS, SLOTS, run_module
 from framework.search.store import Store
 
 TITLE = "Population based training"
-ROOT = Path(__file__).parents[1]
-SCRIPTS = ROOT / "benchmarks" / "search" / "scripts"
 RATES = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.3, 1.0)
 """Learning rates of the trials: few are good at the beginning, and a lower one is better later."""
 EPOCHS = 16
 INTERVAL_EPOCHS = 2
 QUANTUM_S = 1.6
 """Dike's interval; about as long as that many epochs."""
-SLOTS = 2
 REPEATS = 3
-TIMEOUT_S = 1200.0
 KINDS = {
     "Dike, `--policy fifo`": ("--policy", "fifo"),
     "Dike, `--policy pbt`": ("--policy", "pbt", "--mutate", "lr", "--quantum", f"{QUANTUM_S:g}"),
@@ -79,13 +74,13 @@ def _spread(values: Sequence[float], form: str) -> str:
 def _run_dike(folder: Path, options: Sequence[str], seed: int) -> Outcome:
     storage = f"sqlite:///{folder}/searches.db"
     begun_s = time.monotonic()
-    output = _command(
-        folder,
+    arguments = [
         *("framework", "tune", str(SCRIPTS / "population.py"), *options, "--seed", str(seed), "--name", "population"),
         *("--param", f"lr={','.join(map(str, RATES))}", "--metric", "val_loss", "--format", "json"),
         *("--slots", str(SLOTS), "--slot-mem", "1024", "--resources", f"cpus:{SLOTS};mem:{SLOTS * 1024}"),
         *("--storage", storage, "--", "--epochs", str(EPOCHS)),
-    )
+    ]
+    output = run_module(arguments, folder)
     seconds = time.monotonic() - begun_s
     trials = json.loads(output)["trials"]
     with contextlib.closing(Store(storage, must_exist=True)) as store:
@@ -96,7 +91,7 @@ def _run_dike(folder: Path, options: Sequence[str], seed: int) -> Outcome:
 
 def _run_ray(folder: Path, options: Sequence[str], seed: int) -> Outcome:
     begun_s = time.monotonic()
-    output = _command(folder, "benchmarks.population", *options, str(seed))
+    output = run_module(["benchmarks.population", *options, str(seed)], folder)
     # Before Ray's own processes end, which is not part of the search.
     last = json.loads(output.splitlines()[-1])
     return Outcome(last["ended_s"] - begun_s, [_finite(loss) for loss in last["losses"]], last["copies"])
@@ -104,23 +99,6 @@ def _run_ray(folder: Path, options: Sequence[str], seed: int) -> Outcome:
 
 def _finite(loss: float | None) -> float:
     return math.inf if loss is None or not math.isfinite(loss) else loss
-
-
-def _command(folder: Path, *arguments: str) -> str:
-    path = os.pathsep.join(filter(None, (str(ROOT), str(SCRIPTS), os.environ.get("PYTHONPATH", ""))))
-    environment = {**os.environ, **slot_environment(), "PYTHONPATH": path, "DIKE_PRIVATE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments[:2])} failed:\n{done.stderr[-4000:]}")
-    return done.stdout
 
 
 def _train_for_ray(kind: str, seed: int) -> None:

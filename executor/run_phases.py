@@ -28,7 +28,7 @@ class Phase(enum.StrEnum):
     ends, its process dies or the move fails, it is evicted; the trial resumes from its checkpoint.
     """
     EXITED = "exited"
-    """It has no process, any more or ever: what it left behind is being killed, and its GPU memory awaited."""
+    """It has no process any more, or never had one: leftovers are killed, and the release of GPU memory is awaited."""
     FROZEN = "frozen"
     """Its processes are frozen without GPU memory; its outputs are being saved."""
     CLEARED = "cleared"

@@ -155,7 +155,7 @@ def _run_dike(kind: str, task: Task, space: Space, seed: int, folder: Path) -> S
     ]
     own = ["--", "--epochs", str(task.epochs), "--logs", str(folder / LOGS)]
     begin_s = time.time()
-    output = _run(["framework", "tune", str(SCRIPTS / f"{task.script}.py"), *flags, *own], folder)
+    output = run_module(["framework", "tune", str(SCRIPTS / f"{task.script}.py"), *flags, *own], folder)
     ended_s = time.time()
     if not json.loads(output)["complete"]:
         raise RuntimeError(f"the search by {kind} is not complete: {output}")
@@ -178,13 +178,18 @@ def _run_other(kind: str, task: Task, space: Space, folder: Path) -> SearchRun:
     module, choice = OTHERS[kind]
     arguments = [choice, task.script, str(points), str(task.epochs), str(folder / LOGS)]
     begin_s = time.time()
-    output = _run([f"benchmarks.search.{module}", *arguments], ROOT)
+    output = run_module([f"benchmarks.search.{module}", *arguments], ROOT)
     return _read(folder, begin_s, float(output.split()[-1]))
 
 
-def _run(arguments: Sequence[str], folder: Path) -> str:
-    """Runs a module with the threads of a slot with one CPU; returns its output."""
-    environment = {**slot_environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{SCRIPTS}"}
+def run_module(arguments: Sequence[str], folder: Path) -> str:
+    """Runs a module with the threads of a slot with one CPU; returns its output.
+
+    Raises:
+        RuntimeError: if it fails.
+    """
+    path = os.pathsep.join(filter(None, (str(ROOT), str(SCRIPTS), os.environ.get("PYTHONPATH"))))
+    environment = {**slot_environment(), "PYTHONPATH": path, "DIKE_PRIVATE": "1"}
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=folder,

@@ -221,11 +221,6 @@ def _output_of(user: str) -> ColumnElement[bool]:
     return and_(OUTPUT.c.job_id.in_(select(JOBS.c.id).where(JOBS.c.user == user)), OUTPUT.c.task != NOTE_TASK)
 
 
-def has_begun(connection: Connection, search: str) -> bool:
-    """Whether a search exists in the database of searches."""
-    return connection.execute(select(SEARCHES.c.id).where(SEARCHES.c.name == search)).first() is not None
-
-
 def state_of(connection: Connection, job_id: str) -> JobState | None:
     state = connection.execute(select(JOBS.c.state).where(JOBS.c.id == job_id)).scalar()
     return None if state is None else JobState(state)

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import queue
-import secrets
 import tempfile
 import threading
 import time
@@ -28,12 +27,11 @@ from framework.service.metrics import ServiceMetrics
 from framework.service.requests import request_of_search
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
-from framework.service.users import User, Users, account_name, digest
+from framework.service.users import User, Users, account_name, digest, new_token
 
 logger = logging.getLogger(__name__)
 
 LISTEN = "127.0.0.1:0"
-TOKEN_BYTES = 24
 UPDATE_INTERVAL_S = 1.0
 _CHANGING = ("state", "failure", "ended_s", "request")
 """Fields of a job that a search may change."""
@@ -53,7 +51,7 @@ def search_page(url: str, name: str | None = None) -> Iterator[str]:
     Raises:
         BadInputError: if the database cannot be used.
     """
-    token = secrets.token_urlsafe(TOKEN_BYTES)
+    token = new_token()
     user = User(account_name(), admin=True)
     engine = open_database(url)
     with contextlib.ExitStack() as stack:
@@ -66,7 +64,7 @@ def search_page(url: str, name: str | None = None) -> Iterator[str]:
             master=None,
             metrics=ServiceMetrics(jobs),
             snapshot=lambda: Snapshot(time.time()),
-            searches=SearchDatabase(url, engine, searches.reading),
+            searches=SearchDatabase(url, engine),
         )
         front = stack.enter_context(contextlib.closing(ApiFront(LISTEN, backend.users)))
         stack.enter_context(_updated(jobs, searches, user.name))

@@ -99,16 +99,16 @@ def test_output_is_found_by_task_and_number(store: ServiceStore) -> None:
 
 def test_trials_are_counted_by_state(store: ServiceStore) -> None:
     name = add(store, "digits", kind=JobKind.SEARCH)
-    with store.database.reading() as connection:
-        assert not queries.has_begun(connection, name)
-        assert queries.trial_states(connection, [name]) == {}
     search = Store(store.database.url, engine=store.database.engine)
+    assert not search.has_search(name)
+    with store.database.reading() as connection:
+        assert queries.trial_states(connection, [name]) == {}
     for one in (name, "of-nobody-here"):
         search.create_search(dataclasses.replace(SPEC, name=one))
         for number, state in enumerate((TrialState.FINISHED, TrialState.FINISHED, TrialState.RUNNING)):
             search.save_trial(TrialRecord(number, {}, state))
     with store.database.reading() as connection:
-        assert queries.has_begun(connection, name)
+        assert search.has_search(name)
         counts = {TrialState.FINISHED: 2, TrialState.RUNNING: 1}
         assert queries.trial_states(connection, [name]) == {name: counts}
         assert queries.best_values(connection, {name: "min"}) == {}

@@ -30,11 +30,7 @@ def train(
 ) -> None:
     """Trains one configuration up to `epochs`, from scratch or from the model `saved` after `initial_epoch`."""
     keras.utils.set_random_seed(SEED)
-    digits = load_digits()
-    images = (digits.images / 16.0).astype(np.float32)[..., np.newaxis]
-    train_x, test_x, train_y, test_y = train_test_split(
-        images, digits.target, test_size=0.2, random_state=SEED, stratify=digits.target
-    )
+    train_x, test_x, train_y, test_y = load_split()
     model = build(lr, optimizer) if saved is None else keras.saving.load_model(saved)
     configuration = {"lr": lr, "optimizer": optimizer, "batch_size": batch_size}
     model.fit(
@@ -47,6 +43,16 @@ def train(
         verbose=0,
         callbacks=[EpochLog(logs, configuration, on_epoch, initial_epoch)],
     )
+
+
+def load_split() -> list[np.ndarray]:
+    """Loads images and digits: those to train with, images x 8 x 8 x 1, those to test with, and the digits of both."""
+    digits = load_digits()
+    images = (digits.images / 16.0).astype(np.float32)[..., np.newaxis]
+    split: list[np.ndarray] = train_test_split(
+        images, digits.target, test_size=0.2, random_state=SEED, stratify=digits.target
+    )
+    return split
 
 
 def build(lr: float, optimizer: str) -> keras.Model:

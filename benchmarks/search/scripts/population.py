@@ -10,10 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import keras
-import numpy as np
-from digits import SEED, build
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+from digits import SEED, build, load_split
 
 BATCH_SIZE = 16
 
@@ -31,11 +28,7 @@ def train(
     `on_epoch` gets the number of epochs, the validation loss and the model.
     """
     keras.utils.set_random_seed(SEED)
-    digits = load_digits()
-    images = (digits.images / 16.0).astype(np.float32)[..., np.newaxis]
-    train_x, test_x, train_y, test_y = train_test_split(
-        images, digits.target, test_size=0.2, random_state=SEED, stratify=digits.target
-    )
+    train_x, test_x, train_y, test_y = load_split()
     model = build(lr, "sgd") if saved is None else keras.saving.load_model(saved)
     model.optimizer.learning_rate = lr
     callbacks = []

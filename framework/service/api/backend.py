@@ -144,14 +144,16 @@ class SearchDatabase:
 
     url: str
     engine: Engine
-    reading: Callable[[], AbstractContextManager[Connection]]
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """A connection for read queries."""
+        return Store(self.url, engine=self.engine).reading()
 
     def opened(self, name: str) -> Store | None:
         """Opens a search for reading; None before it has begun."""
-        with self.reading() as connection:
-            if not queries.has_begun(connection, name):
-                return None
         store = Store(self.url, engine=self.engine)
+        if not store.has_search(name):
+            return None
         store.open_search(name)
         return store
 

@@ -87,7 +87,7 @@ class ApiFront:
                 master=master,
                 metrics=service.metrics,
                 snapshot=lambda: service.scheduler.snapshot,
-                searches=SearchDatabase(database.url, database.engine, database.reading),
+                searches=SearchDatabase(database.url, database.engine),
                 proxy=self._proxy,
             )
         )
