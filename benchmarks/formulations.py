@@ -8,10 +8,11 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
-from benchmarks.programs import FORMULATIONS
 from solver.formulations.instance import Formulation, Instance, Solution
-from solver.nodes import NodeKind
 from solver.placement.fastest import OutOfTimeError
+
+from benchmarks.programs import FORMULATIONS
+from solver.nodes import NodeKind
 from solver.resources import TaskResources
 from solver.units import BYTES_PER_S_PER_GBPS, MIB
 

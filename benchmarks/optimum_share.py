@@ -20,8 +20,7 @@ from solver.baselines.setting import Setting
 from solver.comparison import compare
 from solver.drawing.figure_files import new_figure, save_figure
 from solver.evaluation import evaluate
-from solver.search.option_search import SPEED_TIE_SHARE
-from solver.units import GIB
+from solver.units import GIB, SPEED_TIE_SHARE
 
 TITLE = "Per cent of the best throughput, by method"
 MODELS = {"R50": "ResNet50", "R152": "ResNet152", "IncV3": "InceptionV3"}

@@ -23,7 +23,6 @@ STRATEGIES = {
 RULES = {
     "identical_workers": "all workers are alike; without it each machine gives its workers a shape of its own",
     "cpu_gpu_ratio": "a worker has 1, 2, 4, ... GPUs and the CPUs that those can use; without it, any numbers",
-    "task_counts": "one ps on a machine at most, none without effect; without it they share machines",
     "all_gpus_used": "no GPU is idle that a worker could use, as in the paper; costs speed on slow networks",
 }
 """Pruning rule -> description, in order of application."""

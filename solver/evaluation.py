@@ -11,9 +11,8 @@ from functools import cached_property
 
 from solver.async_rates import Machine, best_rates, slowest_send_s
 from solver.nodes import NodeKind
-from solver.placement.naming import Assignment
+from solver.placement.naming import Assignment, uplink_s
 from solver.plan import PlannedTask
-from solver.racks import uplink_s
 from solver.resources import TaskResources, WorkerShape
 from solver.scenario import Scenario
 from solver.shards import Shards
@@ -117,6 +116,45 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
     return Evaluation(step_time, rounds.cycle_s, rounds.samples_per_s, traffic)
 
 
+@dataclass(frozen=True)
+class RatedPlan:
+    """A placement, and its performance.
+
+    Attributes:
+        scenario: the machines, and the CPUs of a ps.
+        shape: most frequent shape of a worker.
+        assignment: machine of every task, and each worker's shape.
+    """
+
+    scenario: Scenario
+    shape: WorkerShape
+    shards: Shards
+    assignment: Assignment
+    worth: Evaluation
+
+    @classmethod
+    def of(cls, scenario: Scenario, assignment: Assignment, shape: WorkerShape | None = None) -> RatedPlan:
+        """Rates an assignment; `shape` is that of all workers if the assignment has none."""
+        shards = scenario.shards(len(assignment.ps))
+        usual = shape or Counter(assignment.shapes).most_common(1)[0][0]
+        assignment = replace(assignment, shapes=assignment.shapes_of_workers(usual))
+        return cls(scenario, usual, shards, assignment, evaluate(scenario, usual, shards, assignment))
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.worth.samples_per_s
+
+    @property
+    def steps_per_s(self) -> float:
+        """Steps of all workers together."""
+        return len(self.assignment.workers) / self.worth.step_time.total
+
+    @property
+    def tasks(self) -> int:
+        """Number of workers and ps."""
+        return len(self.assignment.workers) + len(self.assignment.ps)
+
+
 def _synchronous(
     scenario: Scenario, model: StepModel, shards: Shards, assignment: Assignment, layout: _Layout
 ) -> _Rounds:
@@ -174,13 +212,11 @@ def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: 
     )
 
 
-def planned_tasks(
-    scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment
-) -> tuple[PlannedTask, ...]:
+def planned_tasks(plan: RatedPlan) -> tuple[PlannedTask, ...]:
     """The tasks with their machines and resources, parameter servers first."""
-    sizes = scenario.sizes
-    tasks = _tasks("ps", assignment.ps, [sizes.ps(size) for size in shards.sizes])
-    workers = [sizes.worker(each) for each in assignment.shapes_of_workers(shape)]
+    sizes, assignment = plan.scenario.sizes, plan.assignment
+    tasks = _tasks("ps", assignment.ps, [sizes.ps(size) for size in plan.shards.sizes])
+    workers = [sizes.worker(each) for each in assignment.shapes_of_workers(plan.shape)]
     tasks += _tasks("worker", assignment.workers, workers)
     if sizes.chief is not None and assignment.chief is not None:
         tasks += _tasks("chief", [assignment.chief], [sizes.chief])

@@ -21,9 +21,8 @@ from solver.plan import PlannedTask
 from solver.resources import CPU_STEP, TaskResources, WorkerShape
 from solver.scenario import Scenario
 from solver.step_time import StepModel, StepTime
+from solver.units import SIMPLE_TIE_SHARE
 
-SIMPLE_TIE_SHARE = 0.05
-"""A simpler plan is preferred if it is at most this share slower: fewer workers, then fewer machines."""
 ANY_SAMPLE_FLOPS = 1e9
 """Assumed FLOPs of a worker's step if unknown, to find the fastest machines."""
 ROUNDING = 1e-12

@@ -12,7 +12,7 @@ from solver.baselines.by_hand import first_fit, sar_basic
 from solver.baselines.optimus import optimus
 from solver.baselines.setting import BaselineChoice, Setting
 from solver.choices import METHODS
-from solver.evaluation import evaluate, planned_tasks
+from solver.evaluation import RatedPlan, planned_tasks
 from solver.options import default_rules
 from solver.plan import Option, OptionCounts, Plan
 from solver.planner import PlanProgress, make_plan
@@ -70,19 +70,18 @@ def baseline_plan(
     started = time.monotonic()
     setting = Setting.of(request)
     choice = choose(setting)
-    scenario, shape, shards = setting.scenario, choice.shape, choice.shards
-    worth = evaluate(scenario, shape, shards, choice.assignment)
-    sizes = scenario.sizes
+    rated = RatedPlan.of(setting.scenario, choice.assignment, choice.shape)
+    sizes, shards, worth = setting.scenario.sizes, rated.shards, rated.worth
     return Plan(
         profile=request.profile,
         option=Option(
             workers=len(choice.assignment.workers),
             ps=len(choice.assignment.ps),
-            worker=sizes.worker(shape),
+            worker=sizes.worker(rated.shape),
             ps_task=sizes.ps(shards.sizes[0]),
             chief=sizes.chief,
         ),
-        tasks=planned_tasks(scenario, shape, shards, choice.assignment),
+        tasks=planned_tasks(rated),
         variables=shards.variables,
         step_time_s=worth.step_time,
         samples_per_s=worth.samples_per_s,
@@ -148,7 +147,7 @@ def plan_with(
     best = make_plan(
         dataclasses.replace(request, objective="throughput", time_limit_s=limit_s, strategies=among, shown=frozenset())
     )
-    # Of options within 1% the planner takes the one with least traffic; another may be a little faster.
+    # The planner prefers a simple plan to one that is a little faster.
     fastest = max([best.samples_per_s, *(other.samples_per_s for other in best.alternatives)])
     why = plan.why
     ps_nodes = [task.node for task in plan.tasks if task.role == "ps"]

@@ -16,8 +16,8 @@ from solver.nodes import NodeKind
 from solver.plan import PlannedTask
 from solver.resources import CPU_STEP, TaskResources, WorkerShape
 from solver.scenario import Scenario
-from solver.search.option_search import SPEED_TIE_SHARE
 from solver.step_time import StepTime
+from solver.units import SPEED_TIE_SHARE
 
 NO_RESOURCES = TaskResources(0.0, 0, 0)
 ANY_STEP_FLOPS = 1e9

@@ -1,46 +1,55 @@
-"""Makes a plan for a model on a cluster."""
+"""Makes a plan for a model on a cluster.
+
+A plan with parameter servers (ps) is the simplest that is at most 5% slower than the fastest found: fewest tasks, then
+fewest machines. `solver.search.relaxation` finds the fastest and a bound of any speed, `solver.placement.simplest` the
+simplest.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dike.exceptions import InfeasibleError
-from solver.baselines.incumbents import incumbents
-from solver.evaluation import evaluate, planned_tasks
-from solver.gang import SIMPLE_TIE_SHARE
+from solver.evaluation import RatedPlan, planned_tasks
 from solver.hardware import Hardware
 from solver.milp import SolverError
 from solver.nodes import NodeKind
-from solver.options import OptionSpace, Pruning, default_rules, prune, raw_space
+from solver.options import OptionSpace, default_rules, prune, raw_space, without_spare_cpus
+from solver.placement.least_traffic import least_traffic
+from solver.placement.simplest import Simplest
 from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import reasons
 from solver.request import PlanRequest, check_request, scenario_of
-from solver.resources import CPU_STEP, TaskResources, TaskSizes, WorkerShape
+from solver.resources import CPU_STEP, TaskResources, WorkerShape
 from solver.scenario import Scenario
-from solver.search.candidates import Candidate
-from solver.search.option_search import ALTERNATIVES, SPEED_TIE_SHARE, OptionResults, OptionSearch
-from solver.search.placer import Solved
-from solver.search.relaxation import RelaxedPlan, RelaxedSpace
+from solver.search.relaxation import fastest
+from solver.search.space import Space
 from solver.shards import useful_ps_count
 from solver.shortage import shortage, smallest_tasks
 from solver.strategies import ALLREDUCE, ONE, PS
-from solver.without_ps import GAP_TOLERANCE, find_without_ps, no_room_without_ps, plan_without_ps, strategy_result
+from solver.units import SIMPLE_TIE_SHARE, SPEED_TIE_SHARE
+from solver.without_ps import (
+    ALTERNATIVES,
+    GAP_TOLERANCE,
+    find_without_ps,
+    no_room_without_ps,
+    plan_without_ps,
+    strategy_result,
+)
 
 DEFAULT_TIME_LIMIT_S = 60.0
-UNRESTRICTED_FIRST_KINDS = 500
-"""Number of kinds above which the unrestricted search comes first: if that is much faster than the rules allow, the
-search inside the rules is skipped."""
-_SIMPLE_RULES = frozenset({"identical_workers", "task_counts"})
-"""Rules under which placements are simple."""
 SHOWN_TIME_LIMIT_S = 3.0
 """Maximum time for a plan that is only shown beside the chosen one."""
-_RELAXATION_RULES = frozenset({"cpu_gpu_ratio"})
-"""The only rule under which all placements are searched by relaxation."""
+SIMPLEST_TIME_LIMIT_S = 2.0
+"""Maximum time for the search for the simplest plan, once the fastest is known."""
+PS_CPU_FACTORS = (1, 2, 4, 8)
+"""CPUs of a ps that are tried, in multiples of the fewest: two ps on a machine are no faster than one with their CPUs
+(`benchmarks/ps_update.py`)."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +90,6 @@ def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] |
     started = time.monotonic()
     deadline = started + (DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s)
     scenario = scenario_of(request)
-
-    reported_speed = 0.0
-
-    def report(attempt: _Attempt, found: OptionResults) -> None:
-        nonlocal reported_speed
-        # A part of a search may find a plan that another part has reported already.
-        is_better = request.objective != "throughput" or found.best.samples_per_s > reported_speed
-        if on_progress is not None and is_better:
-            reported_speed = found.best.samples_per_s
-            plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
-            on_progress(PlanProgress(plan, found.placed))
-
     without_ps = find_without_ps(request, scenario, request.strategies)
     if PS not in request.strategies:
         if without_ps is None:
@@ -100,16 +97,16 @@ def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] |
         plan = plan_without_ps(request, scenario, without_ps, None, time.monotonic() - started)
         return dataclasses.replace(plan, strategies=without_ps.results())
     rules = default_rules(request.objective) if request.rules is None else request.rules
-    simple_speed = 0.0 if without_ps is None else without_ps.chosen.samples_per_s
-    attempt, found = _search(request, scenario, rules, simple_speed, deadline, report)
+    search = _Search(request, scenario, rules, started, on_progress)
+    found = search.run(deadline)
     notes: tuple[str, ...] = ()
     if found is None and "all_gpus_used" in rules:
-        rules -= {"all_gpus_used"}
-        attempt, found = _search(request, scenario, rules, simple_speed, deadline, report)
+        search = _Search(request, scenario, rules - {"all_gpus_used"}, started, on_progress)
+        found = search.run(deadline)
         notes = ("With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is not applied.",)
-    kinds, hardware, prunings = scenario.kinds, scenario.hardware, attempt.prunings
+    simple_speed = 0.0 if without_ps is None else without_ps.chosen.samples_per_s
     if without_ps is not None and (found is None or simple_speed >= found.best.samples_per_s * (1 - SPEED_TIE_SHARE)):
-        other = None if found is None else _plan(request, scenario, attempt, found, 0.0)
+        other = None if found is None else search.plan(found)
         plan = plan_without_ps(request, scenario, without_ps, other, time.monotonic() - started)
         results = without_ps.results() if other is None else (*without_ps.results(), strategy_result(other))
         return dataclasses.replace(plan, strategies=results)
@@ -118,11 +115,11 @@ def _planned(request: PlanRequest, on_progress: Callable[[PlanProgress], None] |
             f"The machines have no room for {request.min_workers} workers, the minimum; add machines or request fewer."
         )
     if found is None:
-        raise shortage(kinds, _space_of_shapes(attempt.raw, prunings), scenario.sizes, hardware)
-    unknown = _unknown_gpus(kinds, hardware)
-    why = reasons(attempt.search, scenario, found, prunings, request.max_workers, unknown, request.objective)
+        raise shortage(scenario.kinds, search.space_of_shapes, scenario.sizes, scenario.hardware)
+    unknown = _unknown_gpus(scenario.kinds, scenario.hardware)
+    why = reasons(found.best, found.fastest, search.prunings, request.max_workers, unknown, request.objective)
     calibrated = () if request.calibration is None else request.calibration.sentences()
-    plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
+    plan = search.plan(found)
     if without_ps is not None:
         simple = "One plain task" if without_ps.chosen.workers == 1 else f"{without_ps.chosen.workers} workers"
         strategy = ONE if without_ps.chosen.workers == 1 else ALLREDUCE
@@ -181,197 +178,212 @@ def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
         name = "task" if ONE in request.strategies and request.min_workers == 1 else "worker"
         return [(name, scenario.sizes.plain(WorkerShape(gpus, CPU_STEP)))]
     rules = default_rules(request.objective) if request.rules is None else request.rules
-    raw, prunings = _pruned(request, scenario, rules | _SIMPLE_RULES)
-    return smallest_tasks(scenario.kinds, _space_of_shapes(raw, prunings), scenario.sizes)
-
-
-def _space_of_shapes(raw: OptionSpace, prunings: Sequence[Pruning]) -> OptionSpace:
-    """The space with the remaining worker shapes, before it is limited to those that fit."""
-    tried = [pruning.space for pruning in prunings if pruning.rule in ("identical_workers", "cpu_gpu_ratio")]
-    return tried[-1] if tried else raw
+    search = _Search(request, scenario, rules | {"identical_workers"}, 0.0, None)
+    return smallest_tasks(scenario.kinds, search.space_of_shapes, scenario.sizes)
 
 
 @dataclass(frozen=True)
-class _Attempt:
-    """One search: all options, those that the rules leave, and the search that compares them."""
+class _Found:
+    """Result of a search.
 
-    raw: OptionSpace
-    space: OptionSpace
-    prunings: tuple[Pruning, ...]
-    search: OptionSearch | None = None
+    Attributes:
+        fastest: the fastest placement that was found; with the objective `traffic` the same as `best`.
+        others: other placements, best first.
+        gap: maximum improvement by another placement, as a share of the best possible.
+        placed: number of placements examined.
+    """
 
-
-_Report = Callable[["_Attempt", OptionResults], None]
-
-
-def _pruned(request: PlanRequest, scenario: Scenario, rules: frozenset[str]) -> tuple[OptionSpace, tuple[Pruning, ...]]:
-    raw = raw_space(scenario.kinds, request.max_workers, request.max_gpus_per_worker, request.min_workers)
-    machines = sum(kind.count for kind in scenario.kinds)
-    useful_ps = useful_ps_count(request.profile, machines, request.sharding)
-    return raw, prune(raw, rules, scenario.kinds, scenario.hardware, scenario.sizes, useful_ps)
+    best: RatedPlan
+    fastest: RatedPlan
+    others: tuple[RatedPlan, ...]
+    gap: float
+    placed: int
 
 
-def _search(
-    request: PlanRequest,
-    scenario: Scenario,
-    rules: frozenset[str],
-    throughput_floor: float,
-    deadline: float,
-    report: _Report,
-    *,
-    only_promising: bool = False,
-) -> tuple[_Attempt, OptionResults | None]:
-    raw, prunings = _pruned(request, scenario, rules)
-    space = prunings[-1].space if prunings else raw
-    known: tuple[Solved, ...] = ()
-    if rules <= _RELAXATION_RULES and request.objective == "throughput":
-        return _search_unrestricted(
-            request, scenario, rules, _Attempt(raw, space, prunings), throughput_floor, deadline, report
+class _Search:
+    """Searches the plans with parameter servers that some rules allow."""
+
+    def __init__(
+        self,
+        request: PlanRequest,
+        scenario: Scenario,
+        rules: frozenset[str],
+        started: float,
+        on_progress: Callable[[PlanProgress], None] | None,
+    ) -> None:
+        self._request, self._scenario = request, scenario
+        self._started, self._on_progress = started, on_progress
+        kinds = scenario.kinds
+        self._raw = raw_space(kinds, request.max_workers, request.max_gpus_per_worker, request.min_workers)
+        useful_ps = useful_ps_count(request.profile, sum(kind.count for kind in kinds), request.sharding)
+        self.prunings = prune(self._raw, rules, kinds, scenario.hardware, scenario.sizes, useful_ps)
+        self._space = self.prunings[-1].space
+
+    @property
+    def space_of_shapes(self) -> OptionSpace:
+        """The options with the remaining worker shapes, before they are limited to those that fit."""
+        tried = [pruning.space for pruning in self.prunings if pruning.rule in ("identical_workers", "cpu_gpu_ratio")]
+        return tried[-1] if tried else self._raw
+
+    def run(self, deadline: float) -> _Found | None:
+        """Finds the best plan; None if nothing fits. The first placement is always finished."""
+        return self._least_traffic(deadline) if self._request.objective == "traffic" else self._simplest(deadline)
+
+    def _least_traffic(self, deadline: float) -> _Found | None:
+        regions = list(_regions(self._scenario))[:-1]
+        found = least_traffic(self._scenario, regions, self._space, deadline)
+        if found.best is None:
+            return None
+        gap = 1 - found.bound / found.best.worth.traffic_bytes if found.best.worth.traffic_bytes else 0.0
+        result = _Found(found.best, found.best, found.others, gap, found.solved)
+        self._report(result)
+        return result
+
+    def _simplest(self, deadline: float) -> _Found | None:
+        spaces = list(self._spaces())
+        placed = 0
+
+        def report(plan: RatedPlan, bound: float) -> None:
+            nonlocal placed
+            placed += 1
+            self._report(_Found(plan, plan, (), _gap(plan, bound), placed))
+
+        # Bounds are closest where all workers have GPUs, so good placements are found there first.
+        with_gpus = [space for space in spaces if space.gpu_shapes and space.cpu_workers]
+        first = fastest([space.without_cpu_workers() for space in with_gpus], 0.0, deadline, report)
+        result = fastest(spaces, 0.0 if first.best is None else first.best.samples_per_s, deadline, report).after(first)
+        best = result.best
+        if best is None:
+            return None
+        # If possible the plan is proven to be within 5% of any other.
+        floor = result.bound * (1 - SIMPLE_TIE_SHARE)
+        if floor > best.samples_per_s:
+            floor = best.samples_per_s * (1 - SIMPLE_TIE_SHARE)
+        enough = [plan for plan in (*result.of_counts.values(), best) if plan.samples_per_s >= floor]
+        until = min(deadline, time.monotonic() + SIMPLEST_TIME_LIMIT_S)
+        simplest = self._with_spare_cpus(Simplest(spaces, enough, floor, until).find())
+        others = _diverse([best, *result.of_counts.values()], simplest)
+        return _Found(simplest, best, others, _gap(simplest, result.bound), result.rated)
+
+    def _with_spare_cpus(self, plan: RatedPlan) -> RatedPlan:
+        """Gives the workers with GPUs the CPUs that no other task uses, as far as the rules allow: the prediction of
+        what they need is not exact.
+        """
+        assignment, sizes, kind_of = plan.assignment, plan.scenario.sizes, plan.scenario.kind_of
+        shapes = {shape for entry in self._space.ranges for shape in entry.shapes}
+        taken = Counter[str]()
+        for task in planned_tasks(plan):
+            taken[task.node] += round(task.cpus * 1000)
+        workers_on = Counter(zip(assignment.workers, assignment.shapes, strict=True))
+
+        def fits(name: str, shape: WorkerShape, larger: WorkerShape) -> bool:
+            more = workers_on[name, shape] * (sizes.worker(larger).cpu_millis - sizes.worker(shape).cpu_millis)
+            return larger.gpus == shape.gpus and taken[name] + more <= kind_of[name].cpu_millis
+
+        largest = {}
+        for name, shape in workers_on:
+            fitting = [larger for larger in shapes if larger.cpus >= shape.cpus and fits(name, shape, larger)]
+            largest[name, shape] = max(fitting, default=shape, key=lambda each: each.cpus) if shape.gpus else shape
+        if len(set(assignment.shapes)) == 1:
+            least = min(largest.values(), key=lambda each: each.cpus)
+            largest = dict.fromkeys(largest, least)
+        each = tuple(largest[entry] for entry in zip(assignment.workers, assignment.shapes, strict=True))
+        larger = RatedPlan.of(plan.scenario, dataclasses.replace(assignment, shapes=each))
+        return larger if larger.samples_per_s >= plan.samples_per_s else plan
+
+    def _spaces(self) -> Iterator[Space]:
+        """What is searched: for each rack and the whole cluster, each number of CPUs of a ps, and the worker shapes."""
+        scenario = self._scenario
+        for entry in self._space.ranges:
+            workers = entry.min_workers, entry.max_workers
+            if entry.mixed:
+                choices = [entry.shapes]
+            else:
+                kept = without_spare_cpus(entry.shapes, scenario.kinds, scenario.sizes)
+                choices = [(shape,) for shape in kept]
+            for shapes in choices:
+                for region in _regions(scenario):
+                    most_cpus = max(kind.cpus for kind in region.kinds)
+                    for factor in PS_CPU_FACTORS:
+                        if factor == 1 or factor * scenario.sizes.helper_cpus <= most_cpus:
+                            yield Space(region.with_ps_cpus(factor), shapes, workers, identical=not entry.mixed)
+
+    def _report(self, found: _Found) -> None:
+        if self._on_progress is not None:
+            self._on_progress(PlanProgress(self.plan(found), found.placed))
+
+    def plan(self, found: _Found) -> Plan:
+        """The plan of a result, without reasons."""
+        best, request = found.best, self._request
+        sizes, shards, assignment = best.scenario.sizes, best.shards, best.assignment
+        gap = found.gap if found.gap > GAP_TOLERANCE else 0.0
+        return Plan(
+            profile=request.profile,
+            option=Option(
+                workers=len(assignment.workers),
+                ps=len(assignment.ps),
+                worker=sizes.worker(best.shape),
+                ps_task=sizes.ps(shards.sizes[0]),
+                chief=sizes.chief,
+            ),
+            tasks=planned_tasks(best),
+            variables=shards.variables,
+            step_time_s=best.worth.step_time,
+            samples_per_s=best.samples_per_s,
+            traffic_bytes=best.worth.traffic_bytes,
+            objective=request.objective,
+            optimal=gap == 0,
+            gap=gap,
+            solve_time_s=time.monotonic() - self._started,
+            options=OptionCounts(
+                generated=self._raw.count,
+                pruned={pruning.rule: pruning.removed for pruning in self.prunings},
+                considered=self._space.count,
+                solved=found.placed,
+            ),
+            alternatives=tuple(_alternative(other, best) for other in found.others[:ALTERNATIVES]),
+            formulation=(
+                "least traffic (Eq. 1)"
+                if request.objective == "traffic"
+                else "the simplest placement within 5% of the fastest found by Lagrangian relaxation"
+            ),
+            byte_imbalance=shards.byte_imbalance,
+            request_imbalance=shards.request_imbalance,
         )
-    if not rules >= _SIMPLE_RULES:
-        # Options that these two rules forbid take longer to place; first search inside them, for comparison.
-        inside = _search(request, scenario, rules | _SIMPLE_RULES, throughput_floor, deadline, _unproven(report))[
-            0
-        ].search
-        known = () if inside is None else inside.placed
-
-    def on_better(found: OptionResults) -> None:
-        report(attempt, found)
-
-    search = OptionSearch(
-        scenario,
-        space,
-        ps_may_share="task_counts" not in rules,
-        known=known,
-        throughput_floor=throughput_floor,
-        on_better=on_better,
-    )
-    attempt = _Attempt(raw, space, prunings, search)
-    if request.objective == "throughput":
-        return attempt, search.fastest(deadline, only_promising=only_promising)
-    return attempt, search.least_traffic(deadline)
 
 
-def _unproven(report: _Report) -> _Report:
-    """Sets the gap to 1, as a proof about a part is none about the whole."""
-    return lambda attempt, found: report(attempt, dataclasses.replace(found, gap=1.0))
+def _gap(plan: RatedPlan, bound: float) -> float:
+    """Share by which a plan could be faster; 0 if that is at most `SIMPLE_TIE_SHARE`."""
+    gap = 1 - plan.samples_per_s / bound if bound > 0 else 0.0
+    return gap if gap > SIMPLE_TIE_SHARE + GAP_TOLERANCE else 0.0
 
 
-def _search_unrestricted(
-    request: PlanRequest,
-    scenario: Scenario,
-    rules: frozenset[str],
-    whole: _Attempt,
-    throughput_floor: float,
-    deadline: float,
-    report: _Report,
-) -> tuple[_Attempt, OptionResults | None]:
-    """Finds the best of all placements: one inside the paper's rules, unless another is faster by over 1%."""
-    space = RelaxedSpace(scenario, whole.space)
-    starts = incumbents(request, scenario)
-    relaxed, bound = None, math.inf
-    if len(scenario.kinds) > UNRESTRICTED_FIRST_KINDS:
-        relaxed, bound = space.best(0.0, deadline, starts)
-    inside, found, known = None, None, 0.0
-    if relaxed is None or _ps_speed_bound(request, scenario) >= relaxed.samples_per_s * (1 - SPEED_TIE_SHARE):
-        # First only the few most promising options, as a start for the relaxation.
-        inside, found = _search(
-            request, scenario, rules | _SIMPLE_RULES, throughput_floor, deadline, _unproven(report), only_promising=True
-        )
-        search = inside.search
-        assert search is not None
-        if relaxed is None:
-            relaxed, bound = space.best(search.speed, deadline, starts)
-        if relaxed is not None:
-            report(
-                whole,
-                OptionResults(_solved(relaxed, bound), (), 1 - relaxed.samples_per_s / max(bound, search.speed), 1),
-            )
-            search.throughput_floor = max(throughput_floor, relaxed.samples_per_s * (1 - SPEED_TIE_SHARE))
-        found = search.fastest(deadline)
-        known = search.speed
-    if relaxed is not None and (
-        found is None or relaxed.samples_per_s * (1 - SPEED_TIE_SHARE) > found.best.samples_per_s
-    ):
-        others = () if found is None else (found.best, *found.others)
-        found = OptionResults(_solved(relaxed, bound), others, 1.0, 1 if found is None else found.placed + 1)
-    if found is None:
-        assert inside is not None
-        return inside, None
-    gap = 1 - max(known, 0.0 if relaxed is None else relaxed.samples_per_s) / max(known, bound)
-    whole = dataclasses.replace(whole, search=None if inside is None else inside.search)
-    return whole, dataclasses.replace(found, gap=gap if gap > SPEED_TIE_SHARE else 0.0)
+def _regions(scenario: Scenario) -> Iterator[Scenario]:
+    """Each rack by itself (machines without one as one more), then all machines."""
+    racks = list(dict.fromkeys(kind.rack for kind in scenario.kinds))
+    if len(racks) > 1:
+        for rack in racks:
+            yield scenario.within([kind for kind in scenario.kinds if kind.rack == rack])
+    yield scenario
 
 
-def _ps_speed_bound(request: PlanRequest, scenario: Scenario) -> float:
-    """Upper bound of samples/s for plans inside the paper's rules: the capacity of their parameter servers."""
-    profile = scenario.profile
-    if profile.synchronous:
-        return math.inf
-    machines = sum(kind.count for kind in scenario.kinds)
-    ps = useful_ps_count(profile, machines, request.sharding)
-    model = scenario.model(WorkerShape(0, 1.0))
-    steps = max(model.shared(model.load(scenario.shards(count))).max_steps_per_s for count in range(1, ps + 1))
-    return steps * profile.batch_size * max(1, max(kind.gpus for kind in scenario.kinds))
+def _diverse(plans: Sequence[RatedPlan], chosen: RatedPlan) -> tuple[RatedPlan, ...]:
+    """The fastest plan, and of each other number of parameter servers the fastest."""
+    of_ps: dict[int, RatedPlan] = {}
+    counts = len(chosen.assignment.workers), len(chosen.assignment.ps)
+    for plan in sorted(plans, key=lambda plan: -plan.samples_per_s):
+        if (len(plan.assignment.workers), len(plan.assignment.ps)) != counts:
+            of_ps.setdefault(len(plan.assignment.ps), plan)
+    return tuple(of_ps.values())
 
 
-def _solved(relaxed: RelaxedPlan, bound: float) -> Solved:
-    worth, shapes = relaxed.worth, tuple(dict.fromkeys(relaxed.assignment.shapes))
-    workers, ps = len(relaxed.assignment.workers), len(relaxed.shards.sizes)
-    return Solved(
-        candidate=Candidate(0, shapes, workers, ps, bound, 0.0, mixed=True),
-        assignment=relaxed.assignment,
-        formulation="Lagrangian relaxation: machines may have several ps, workers may differ",
-        cycle_s=worth.cycle_s,
-        network_s=worth.step_time.network,
-        round_s=worth.step_time.total,
-        samples_per_s=worth.samples_per_s,
-        traffic_bytes=worth.traffic_bytes,
-        samples_bound=bound,
-    )
-
-
-def _plan(
-    request: PlanRequest, scenario: Scenario, attempt: _Attempt, found: OptionResults, solve_time_s: float
-) -> Plan:
-    """Builds the plan of a search result, without reasons."""
-    best, sizes = found.best, scenario.sizes
-    shape, shards = best.shape, scenario.shards(best.candidate.ps)
-    worth = evaluate(scenario, shape, shards, best.assignment)
-    return Plan(
-        profile=request.profile,
-        option=Option(
-            best.candidate.workers, best.candidate.ps, sizes.worker(shape), sizes.ps(shards.sizes[0]), sizes.chief
-        ),
-        tasks=planned_tasks(scenario, shape, shards, best.assignment),
-        variables=shards.variables,
-        step_time_s=worth.step_time,
-        samples_per_s=best.samples_per_s,
-        traffic_bytes=worth.traffic_bytes,
-        objective=request.objective,
-        optimal=found.gap <= GAP_TOLERANCE,
-        gap=found.gap if found.gap > GAP_TOLERANCE else 0.0,
-        solve_time_s=solve_time_s,
-        options=OptionCounts(
-            generated=attempt.raw.count,
-            pruned={pruning.rule: pruning.removed for pruning in attempt.prunings},
-            considered=attempt.space.count,
-            solved=found.placed,
-        ),
-        alternatives=tuple(_alternative(other, best, sizes) for other in found.others[:ALTERNATIVES]),
-        formulation=best.formulation,
-        byte_imbalance=shards.byte_imbalance,
-        request_imbalance=shards.request_imbalance,
-    )
-
-
-def _alternative(other: Solved, best: Solved, sizes: TaskSizes) -> Alternative:
+def _alternative(other: RatedPlan, best: RatedPlan) -> Alternative:
     return Alternative(
-        workers=other.candidate.workers,
-        ps=other.candidate.ps,
-        worker=sizes.worker(other.shape),
+        workers=len(other.assignment.workers),
+        ps=len(other.assignment.ps),
+        worker=other.scenario.sizes.worker(other.shape),
         samples_per_s=other.samples_per_s,
-        traffic_bytes=other.traffic_bytes,
+        traffic_bytes=other.worth.traffic_bytes,
         relative=other.samples_per_s / best.samples_per_s,
     )
 

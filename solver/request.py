@@ -10,7 +10,6 @@ from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from solver.choices import MAX_TASK_MEM_MIB, Objective, Sharding, Strategy
 from solver.cluster import Cluster
-from solver.costs import UniformCosts
 from solver.hardware import known_hardware
 from solver.options import check_rules, default_rules
 from solver.scenario import Scenario
@@ -75,9 +74,8 @@ def check_request(request: PlanRequest) -> None:
         raise BadInputError("'strategies' must be one or more of one, allreduce and ps.")
     if request.profile.why_alone and PS in request.strategies:
         raise BadInputError(f"The request is for a plan of several tasks. {request.profile.why_alone}")
-    costs = request.cluster.costs()
-    if request.objective == "traffic" and "identical_workers" not in rules and not isinstance(costs, UniformCosts):
-        raise BadInputError("Where links differ in cost, least traffic needs the rule 'identical_workers'; keep it.")
+    if "all_gpus_used" in rules and "identical_workers" not in rules:
+        raise BadInputError("The rule 'all_gpus_used' needs the rule 'identical_workers'; add it, or leave both out.")
 
 
 def scenario_of(request: PlanRequest) -> Scenario:

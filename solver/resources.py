@@ -58,12 +58,15 @@ class TaskSizes:
     """Resources of each role of one model's job.
 
     Attributes:
+        helper_cpus: CPUs of the chief, and the fewest of a ps.
         least_mem_mb: minimum memory of each task, in MiB.
+        ps_cpus_factor: CPUs of a ps, in multiples of `helper_cpus`.
     """
 
     profile: ModelProfile
     helper_cpus: float
     least_mem_mb: int = 0
+    ps_cpus_factor: int = 1
     _workers: dict[WorkerShape, TaskResources] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -71,10 +74,14 @@ class TaskSizes:
         """Sizes for a cluster by the CPUs of its largest machine: a ps gets an eighth of them, at most one CPU."""
         return cls(profile, max(0.01, math.floor(min(1.0, largest_node_cpus / 8) * 1000) / 1000), least_mem_mb)
 
+    @property
+    def ps_cpus(self) -> float:
+        return self.helper_cpus * self.ps_cpus_factor
+
     def ps(self, shard_bytes: int) -> TaskResources:
         """A ps with variables of this size, their optimizer slots and one gradient."""
         held = (2 + self.profile.optimizer_slots) * shard_bytes
-        return TaskResources(self.helper_cpus, self._memory_mb(TASK_BASE_MIB + _mib(held)), disk_mb=64)
+        return TaskResources(self.ps_cpus, self._memory_mb(TASK_BASE_MIB + _mib(held)), disk_mb=64)
 
     @functools.cached_property
     def variable_bytes(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from dike.profile import ModelProfile
@@ -50,6 +51,11 @@ class Scenario:
         return math.inf if across is None else across * BYTES_PER_S_PER_GBPS
 
     @cached_property
+    def fastest_card(self) -> float:
+        """Bytes/s of the cluster's fastest network card, also of machines outside `kinds`."""
+        return max(node.network_gbps for node in self.cluster.nodes) * BYTES_PER_S_PER_GBPS
+
+    @cached_property
     def kind_of(self) -> dict[str, NodeKind]:
         return {name: kind for kind in self.kinds for name in kind.names}
 
@@ -59,6 +65,15 @@ class Scenario:
             self._shards[ps] = shard(self.profile, ps, self.sharding)
         return self._shards[ps]
 
+    def with_ps_cpus(self, factor: int) -> Scenario:
+        """The same with that many times the fewest CPUs on each ps."""
+        sizes = TaskSizes(self.profile, self.sizes.helper_cpus, self.sizes.least_mem_mb, factor)
+        return self if factor == self.sizes.ps_cpus_factor else replace(self, sizes=sizes)
+
+    def within(self, kinds: Sequence[NodeKind]) -> Scenario:
+        """The same on some of the machines."""
+        return replace(self, kinds=tuple(kinds))
+
     def model(self, shape: WorkerShape) -> StepModel:
         within = self.cluster.within_node_gbps * BYTES_PER_S_PER_GBPS
-        return StepModel(self.profile, shape, self.hardware, within, self.shards(1).total, self.sizes.helper_cpus)
+        return StepModel(self.profile, shape, self.hardware, within, self.shards(1).total, self.sizes.ps_cpus)

@@ -1,4 +1,4 @@
-"""Parses and formats sizes and times: `32GiB`, `500MB`, or plain numbers of bytes; `30d`, `12h`."""
+"""Units and tolerances; parses and formats sizes and times: `32GiB`, `500MB`, or plain numbers of bytes; `30d`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import re
 MIB = 2**20
 GIB = 2**30
 BYTES_PER_S_PER_GBPS = 1e9 / 8
+SPEED_TIE_SHARE = 0.01
+"""Predicted speeds closer than this share are equal: the model is not more precise."""
+SIMPLE_TIE_SHARE = 0.05
+"""A simpler plan is preferred if it is at most this share slower: fewer tasks, then fewer machines."""
 
 _FACTORS = {
     "": 1,

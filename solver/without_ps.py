@@ -10,18 +10,19 @@ from dike.exceptions import InfeasibleError
 from dike.profile import Api
 from solver.allreduce import slowest_link
 from solver.costs import Costs
-from solver.gang import SIMPLE_TIE_SHARE, GangOption, any_gang, best_gang
+from solver.gang import GangOption, any_gang, best_gang
 from solver.plain import NO_RESOURCES, PlainOption, can_be_plain, fastest_plain
 from solver.plan import SAME_RESULT, Alternative, Option, OptionCounts, Plan, StrategyResult
 from solver.reasons import count_of, guesses
 from solver.request import PlanRequest
 from solver.resources import CPU_STEP, WorkerShape
 from solver.scenario import Scenario
-from solver.search.option_search import ALTERNATIVES, SPEED_TIE_SHARE
 from solver.shortage import shortage_of
 from solver.strategies import ALLREDUCE, ONE
+from solver.units import SIMPLE_TIE_SHARE, SPEED_TIE_SHARE
 
 GAP_TOLERANCE = 1e-6
+ALTERNATIVES = 5
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.programs.literal import Literal
-from benchmarks.programs.min_max import MinMaxCounts, MinMaxShards
 from solver.formulations.auto import PREFERRED
 from solver.formulations.instance import Formulation
+
+from benchmarks.programs.literal import Literal
+from benchmarks.programs.min_max import MinMaxCounts, MinMaxShards
 
 FORMULATIONS: dict[str, Formulation] = {
     formulation.name: formulation

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solver import milp
 from solver.formulations import programs
 from solver.formulations.instance import Instance, Objective, Solution
+
+from solver import milp
 from solver.placement.naming import Assignment
 
 

@@ -32,6 +32,7 @@ from solver.formulations.counted_workers import CountedWorkers
 from solver.formulations.instance import Instance, Objective, Solution, UniformCosts, card_s, network_s
 from solver.formulations.unequal import UnequalShards, add_local_workers
 from solver.placement.fastest import SLACK, OutOfTimeError
+
 from solver.placement.naming import Assignment
 
 

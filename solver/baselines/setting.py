@@ -82,7 +82,7 @@ class Setting:
         index = {name: number for number, kind in enumerate(kinds) for name in kind.names}
         names = tuple(scenario.cluster.node_names())
         same_for_all = WorkerShape(int(any(kind.gpus for kind in kinds)), sizes.helper_cpus)
-        useful = without_spare_cpus(shapes, kinds, sizes, ps_may_share=True)
+        useful = without_spare_cpus(shapes, kinds, sizes)
         ordered = tuple(sorted(useful, key=lambda shape: (shape.gpus, -shape.cpus)))
         return cls(request, scenario, names, np.array([index[name] for name in names]), same_for_all, ordered)
 

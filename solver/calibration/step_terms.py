@@ -20,8 +20,7 @@ import numpy as np
 from solver.async_rates import Shared, slowest_send_s
 from solver.calibration.nnls import Floats
 from solver.capacity import Ints
-from solver.placement.naming import Assignment
-from solver.racks import uplink_s
+from solver.placement.naming import Assignment, uplink_s
 from solver.rate_arrays import PlacementArrays, total_rates
 from solver.resources import WorkerShape
 from solver.scenario import Scenario

@@ -19,7 +19,7 @@ from solver.jobs.forms import Form
 from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity
 from solver.jobs.job import PlanJob
 from solver.jobs.speed import Addition, GainTable
-from solver.search.option_search import SPEED_TIE_SHARE
+from solver.units import SPEED_TIE_SHARE
 
 Counts = tuple[int, int]
 """Workers and parameter servers."""

@@ -10,7 +10,7 @@ from solver.jobs.forms import Form
 from solver.jobs.job import PlanJob
 from solver.jobs.one_job import OneJob
 from solver.jobs.packing import JobPlacement, Packer
-from solver.search.option_search import SPEED_TIE_SHARE
+from solver.units import SPEED_TIE_SHARE
 
 MAX_EXCHANGE_JOBS = 12
 """Maximum number of jobs: with more there are too many pairs, and gains of a pair average out."""

@@ -11,7 +11,7 @@ from solver.jobs.forms import Form
 from solver.jobs.free_capacity import FreeCapacity
 from solver.jobs.job import PlanJob
 from solver.jobs.packing import JobPlacement, Packer
-from solver.search.option_search import SPEED_TIE_SHARE
+from solver.units import SPEED_TIE_SHARE
 
 
 @dataclass(frozen=True)

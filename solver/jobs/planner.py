@@ -24,7 +24,7 @@ from solver.jobs.report import placed_by_plan, placed_job
 from solver.jobs.result import JobsPlan, PlacedJob, UnplacedJob
 from solver.nodes import node_kinds
 from solver.plan import Plan
-from solver.search.option_search import SPEED_TIE_SHARE
+from solver.units import SPEED_TIE_SHARE
 
 MAX_ROUNDS = 3
 """Maximum rounds of growing: each distributes what the previous one could not place."""

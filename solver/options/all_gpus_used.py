@@ -18,31 +18,18 @@ def all_gpus_used(space: OptionSpace, kinds: Sequence[NodeKind], hardware: Hardw
     """Keeps, for each size of worker, only the largest number of workers that the machines hold.
 
     So no GPU is idle that such a worker could use (without GPUs: no machine), which implies the paper's 'at least as
-    many workers as machines with GPUs' (section 3.2). Where workers differ, together they use as many GPUs as possible.
-    On slow networks fewer workers are faster.
+    many workers as machines with GPUs' (section 3.2). On slow networks fewer workers are faster.
 
-    `hardware`: the GPUs' memory.
+    `space`: options with identical workers. `hardware`: the GPUs' memory.
     """
     counts = np.array([kind.count for kind in kinds])
     ranges: list[OptionRange] = []
     for entry in space.ranges:
-        room = _rooms(kinds, entry, hardware, sizes)
-        if entry.mixed:
-            gpus = (room * [shape.gpus for shape in entry.shapes]).max(axis=1)
-            working = counts[gpus > 0 if gpus.any() else room.any(axis=1)].sum()
-            least, most, shapes = int(min(working, entry.max_workers)), entry.max_workers, entry.shapes
-        else:
-            gpus = np.zeros(len(kinds), dtype=np.int64)
-            held = counts @ room
-            least = most = min(entry.max_workers, int(held.max()))
-            shapes = tuple(shape for shape, workers in zip(entry.shapes, held, strict=True) if workers >= most)
-        least = max(least, entry.min_workers)
-        if most >= least:
-            ranges.append(
-                dataclasses.replace(
-                    entry, shapes=shapes, min_workers=least, max_workers=most, least_gpus=int(counts @ gpus)
-                )
-            )
+        held = counts @ _rooms(kinds, entry, hardware, sizes)
+        most = min(entry.max_workers, int(held.max()))
+        shapes = tuple(shape for shape, workers in zip(entry.shapes, held, strict=True) if workers >= most)
+        if most >= entry.min_workers:
+            ranges.append(dataclasses.replace(entry, shapes=shapes, min_workers=most, max_workers=most))
     return Pruning.of("all_gpus_used", space, ranges, "No GPU is idle that a worker of its size could use.")
 
 

@@ -20,8 +20,9 @@ _DEFAULTS: dict[str, frozenset[str]] = {
     "throughput": frozenset({"cpu_gpu_ratio"}),
     "traffic": frozenset(RULES),
 }
-PAPER = frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"})
-"""The paper's three rules; the third one's lower bound on the workers is `all_gpus_used`, in a strict form."""
+PAPER = frozenset({"identical_workers", "cpu_gpu_ratio"})
+"""The paper's first two rules; the third, the numbers of tasks, always applies. Its lower bound on the workers is
+`all_gpus_used`, in a strict form."""
 _SETS = ("all", "none", "default", "paper")
 
 
@@ -89,8 +90,7 @@ def prune(
         space = add(identical_workers(space))
     if "cpu_gpu_ratio" in rules:
         space = add(cpu_gpu_ratio(space, kinds, hardware, sizes))
-    if "task_counts" in rules:
-        space = add(task_counts(space, kinds, sizes, useful_ps))
+    space = add(task_counts(space, kinds, sizes, useful_ps))
     if "all_gpus_used" in rules:
         space = add(all_gpus_used(space, kinds, hardware, sizes))
     return tuple(prunings)

@@ -36,7 +36,6 @@ class OptionRange:
     min_workers: int = 1
     mixed: bool = False
     ways: int = 1
-    least_gpus: int = 0
 
     @property
     def count(self) -> int:

@@ -13,17 +13,15 @@ from solver.resources import TaskResources, TaskSizes, WorkerShape
 
 
 def without_spare_cpus(
-    shapes: Iterable[WorkerShape], kinds: Sequence[NodeKind], sizes: TaskSizes, *, ps_may_share: bool
+    shapes: Iterable[WorkerShape], kinds: Sequence[NodeKind], sizes: TaskSizes
 ) -> tuple[WorkerShape, ...]:
-    """Keeps, of the shapes of which equally many fit everywhere, beside any helpers, the one with most CPUs.
+    """Keeps, of the shapes of which equally many fit everywhere, beside any chief and ps, the one with most CPUs.
 
     More CPUs never make a worker slower, so the best placement is among the rest.
 
     `shapes`: possible shapes of a worker.
     """
-    most = 2
-    if ps_may_share:
-        most = 1 + math.floor(max(kind.cpus for kind in kinds) / sizes.helper_cpus)
+    most = 1 + math.floor(max(kind.cpus for kind in kinds) / sizes.helper_cpus)
     helper = TaskResources(sizes.helper_cpus, mem_mb=0, disk_mb=0)
     ordered = sorted(set(shapes))
     alike = {(kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus): kind for kind in kinds}

@@ -1,14 +1,16 @@
-"""Converts counts of machines to named tasks on named machines."""
+"""Tasks on named machines, and what crosses racks there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from solver.cluster import Cluster
 from solver.nodes import NodeKind
 from solver.placement.class_counts import Group
 from solver.placement.problem import ShardType
 from solver.resources import WorkerShape
+from solver.units import BYTES_PER_S_PER_GBPS
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,23 @@ def assign(groups: Sequence[Group], kinds: Sequence[NodeKind], shard_types: Sequ
                 chief = node
     of_ps = tuple(node for index in sorted(ps) for node in ps[index])
     return Assignment(of_ps, tuple(workers), chief, tuple(shapes))
+
+
+def uplink_s(
+    cluster: Cluster, assignment: Assignment, shard_bytes: Sequence[int], rack_of: dict[str, str | None]
+) -> float:
+    """Seconds of the busiest rack's uplink while every worker makes one step; 0 if racks do not matter."""
+    if cluster.across_racks_gbps is None:
+        return 0.0
+    stored: dict[str | None, int] = {}
+    workers: dict[str | None, int] = {}
+    for node, size in zip(assignment.ps, shard_bytes, strict=True):
+        stored[rack_of[node]] = stored.get(rack_of[node], 0) + size
+    for node in assignment.workers:
+        workers[rack_of[node]] = workers.get(rack_of[node], 0) + 1
+    total, count = sum(shard_bytes), len(assignment.workers)
+    busiest = 0
+    for rack in stored.keys() | workers.keys():
+        here, near = stored.get(rack, 0), workers.get(rack, 0)
+        busiest = max(busiest, here * (count - near), near * (total - here))
+    return 2 * busiest / (cluster.across_racks_gbps * BYTES_PER_S_PER_GBPS)

@@ -1,9 +1,8 @@
 """The placement of one option as data: the possible states of a machine of each kind.
 
-A state is the shards on the machine, the separate chief or not, and the shape of its workers; workers are added, as
-many as fit. Two parameter servers on one machine share its network card, so a machine gets at most one (the paper's
-third rule) unless that rule is disabled. Shards of the same size are one shard type; a plan of equal shards has a
-single one.
+A state is the shard on the machine, if any, the separate chief or not, and the shape of its workers; workers are added,
+as many as fit. Two parameter servers on one machine share its network card, so a machine gets at most one (the paper's
+third rule). Shards of the same size are one shard type; a plan of equal shards has a single one.
 """
 
 from __future__ import annotations
@@ -17,23 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dike.exceptions import BadInputError
 from solver.async_rates import ROUNDING, Shared
 from solver.capacity import Ints, Machines
 from solver.nodes import NodeKind
 from solver.resources import TaskResources, TaskSizes, WorkerShape
 from solver.shards import Shards
 from solver.step_time import StepModel
-
-MAX_CASES = 40
-"""Maximum number of times of the slowest ps machine that are examined."""
-MAX_LOADS = 2_000
-"""Maximum sets of shards on one machine; programs with more take minutes."""
-
-
-class TooManyStatesError(BadInputError):
-    """Parameter servers can share machines in too many ways for a program."""
-
 
 Load = tuple[tuple[int, ...], bool]
 """Load of a machine besides workers: indices of shard types, ascending, and whether it has the chief."""
@@ -87,9 +75,6 @@ class PlacementProblem:
     Attributes:
         kinds: the machines, merged if they differ in nothing that matters to this option.
         model: the step-time model; of the first shape if workers may differ.
-        cases: asynchronous workers wait for the slowest ps machine (solver.async_rates). If that can matter: the same
-            problem for each possible time of this machine; else none.
-        are_all_cases: whether `cases` is complete; if there are too many, some are left out.
     """
 
     kinds: tuple[NodeKind, ...]
@@ -99,9 +84,6 @@ class PlacementProblem:
     needs_chief: bool
     states: tuple[State, ...]
     load: float
-    least_gpus: int = 0
-    cases: tuple[PlacementProblem, ...] = ()
-    are_all_cases: bool = True
 
     @property
     def shared(self) -> Shared:
@@ -117,60 +99,17 @@ def shard_types(shards: Shards) -> tuple[ShardType, ...]:
 
 def placement_problem(
     kinds: Sequence[NodeKind],
-    model: StepModel,
-    sizes: TaskSizes,
-    shards: Shards,
-    workers: int,
-    *,
-    ps_may_share: bool = False,
-) -> PlacementProblem:
-    """The placement of identical workers.
-
-    Raises:
-        TooManyStatesError: if parameter servers can share machines in too many ways.
-    """
-    return mixed_problem(kinds, (model,), sizes, shards, workers, ps_may_share=ps_may_share)
-
-
-def mixed_problem(
-    kinds: Sequence[NodeKind],
     models: Sequence[StepModel],
     sizes: TaskSizes,
     shards: Shards,
     workers: int,
-    *,
-    ps_may_share: bool = False,
-    least_gpus: int = 0,
 ) -> PlacementProblem:
     """The placement of workers that are identical on each machine and may differ between machines.
 
-    `models`: step times for workers of each shape. `least_gpus`: minimum GPUs of all workers together.
-
-    Raises:
-        TooManyStatesError: if parameter servers can share machines in too many ways.
+    `models`: step times for workers of each shape.
     """
-    found = without_cases(kinds, models, sizes, shards, workers, ps_may_share=ps_may_share, least_gpus=least_gpus)
-    if models[0].profile.synchronous:
-        return found
-    stored = {state.local_bytes for state in found.states}
-    times, are_all = slowest_times(found.kinds, stored, shards, MAX_CASES)
-    cases = tuple(with_slowest(found, models, each) for each in times)
-    return dataclasses.replace(found, cases=cases, are_all_cases=are_all)
-
-
-def without_cases(
-    kinds: Sequence[NodeKind],
-    models: Sequence[StepModel],
-    sizes: TaskSizes,
-    shards: Shards,
-    workers: int,
-    *,
-    ps_may_share: bool = False,
-    least_gpus: int = 0,
-) -> PlacementProblem:
-    """`mixed_problem` without waits for the slowest ps machine."""
     types = shard_types(shards)
-    loads = _loads(kinds, sizes, types, ps_may_share=ps_may_share)
+    loads = _loads(sizes, types)
     room = _rooms(kinds, models, sizes, types, loads, workers)
     compute = np.array([by_gpu_model(kinds, model.compute_s) for model in models]).T
     compute[room.max(axis=2) <= 0] = 0.0
@@ -199,7 +138,7 @@ def without_cases(
             ]
     needs_chief = sizes.chief is not None
     busiest = models[0].load(shards)
-    return PlacementProblem(tuple(groups), models[0], types, workers, needs_chief, tuple(states), busiest, least_gpus)
+    return PlacementProblem(tuple(groups), models[0], types, workers, needs_chief, tuple(states), busiest)
 
 
 def slowest_times(
@@ -321,29 +260,7 @@ def _tasks(load: Load, sizes: TaskSizes, types: Sequence[ShardType]) -> list[Tas
     return tasks
 
 
-def _loads(
-    kinds: Sequence[NodeKind], sizes: TaskSizes, types: Sequence[ShardType], *, ps_may_share: bool
-) -> list[Load]:
-    """Every set of shards that a machine may have, with and without the chief."""
-    sets = [(), *((shard,) for shard in range(len(types)))]
-    if ps_may_share:
-        sets = _shard_sets(kinds, sizes, types)
+def _loads(sizes: TaskSizes, types: Sequence[ShardType]) -> list[Load]:
+    """Every load that a machine may have: no shard or one, with and without the chief."""
+    sets: list[tuple[int, ...]] = [(), *((shard,) for shard in range(len(types)))]
     return [(shards, chief) for shards in sets for chief in ((False, True) if sizes.chief is not None else (False,))]
-
-
-def _shard_sets(kinds: Sequence[NodeKind], sizes: TaskSizes, types: Sequence[ShardType]) -> list[tuple[int, ...]]:
-    """Every set of shards that fits on some machine, by the number of shards."""
-    nothing = sizes.ps(0)
-    found: list[tuple[int, ...]] = [()]
-    for shards in found:  # The list grows in the loop: each set is extended by one shard.
-        for shard in range(shards[-1] if shards else 0, len(types)):
-            larger = (*shards, shard)
-            load = _tasks((larger, False), sizes, types)
-            if larger.count(shard) <= types[shard].count and any(kind.room_for(nothing, load) >= 0 for kind in kinds):
-                found.append(larger)
-        if len(found) > MAX_LOADS:
-            raise TooManyStatesError(
-                f"Without the rule task_counts, {sum(entry.count for entry in types)} parameter servers of "
-                f"{len(types)} sizes can share machines in more than {MAX_LOADS:,} ways; keep task_counts."
-            )
-    return found

@@ -109,9 +109,9 @@ class _Place:
         stored: Floats = np.bincount(on, weights=self.sizes, minlength=machines).astype(np.float64)
         free = self.have.copy()
         np.subtract.at(free, on, self.needs)
-        # Moves of each ps to each other machine, then exchanges of each two.
+        # Moves of each ps to each machine without one, then exchanges of each two.
         ps, to = (axis.ravel() for axis in np.meshgrid(np.arange(count), np.arange(machines), indexing="ij"))
-        fits = (on[ps] != to) & (free[to] >= self.needs[ps]).all(axis=1)
+        fits = (np.bincount(on, minlength=machines)[to] == 0) & (free[to] >= self.needs[ps]).all(axis=1)
         ps, to = ps[fits], to[fits]
         first, second = np.triu_indices(count, 1)
         differ = (on[first] != on[second]) & (self.sizes[first] != self.sizes[second])

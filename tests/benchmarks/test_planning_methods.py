@@ -24,7 +24,7 @@ from solver.methods import plan_with
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 from solver.placement.problem import hosts_workers
-from solver.search.option_search import SPEED_TIE_SHARE
+from solver.units import SPEED_TIE_SHARE
 from tests.solver.solver_cases import MB, MIXED, four_variables, k80, k80_node, places_by_role, profile
 
 

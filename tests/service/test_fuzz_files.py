@@ -116,7 +116,7 @@ TRAINING = {
 ELASTIC = {**TRAINING, "max_workers": None, "elastic": "1:4", "resize_interval_s": 60.0, "stragglers": "replace"}
 MEASURED = {
     **TRAINING,
-    "rules": "default,-task_counts",
+    "rules": "default,identical_workers",
     "sharding": "optimus",
     "plan_timeout_s": 5.0,
     "measurements": [

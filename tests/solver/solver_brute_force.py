@@ -23,7 +23,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Job:
-    """One option to place; with `shapes` each machine gives its workers one of those instead of `shape`."""
+    """One option to place; with `shapes` each machine gives its workers one of those instead of `shape`.
+
+    Attributes:
+        similar: whether no asynchronous worker's step may take more than three times the fastest one's.
+    """
 
     profile: ModelProfile
     sizes: TaskSizes
@@ -33,9 +37,8 @@ class Job:
     within_gbps: float
     uplink_gbps: float | None = None
     hardware: Hardware = field(default_factory=known_hardware)
-    ps_may_share: bool = False
     shapes: tuple[WorkerShape, ...] = ()
-    least_gpus: int = 0
+    similar: bool = False
     requests: tuple[int, ...] = ()
 
 
@@ -58,8 +61,7 @@ def _results(job: Job, nodes: Sequence[NodeClass]) -> Iterator[Result]:
     chief = job.sizes.chief
     seen = set()
     indices = range(len(nodes))
-    deals = itertools.product(indices, repeat=len(job.shards))
-    for ps_nodes in deals if job.ps_may_share else itertools.permutations(indices, len(job.shards)):
+    for ps_nodes in itertools.permutations(indices, len(job.shards)):
         held = tuple(tuple(s for s, at in zip(job.shards, ps_nodes, strict=True) if at == i) for i in indices)
         for chief_node in indices if chief is not None else (None,):
             for split in _splits(job.workers, len(nodes)):
@@ -70,11 +72,10 @@ def _results(job: Job, nodes: Sequence[NodeClass]) -> Iterator[Result]:
                     if state in seen:
                         continue
                     seen.add(state)
-                    gpus = sum(here * shape.gpus for here, shape in zip(split, shapes, strict=True))
-                    if gpus >= job.least_gpus and all(
+                    if all(
                         _fits(node, job, held[i], shapes[i], split[i], chief if chief_node == i else None)
                         for i, node in enumerate(nodes)
-                    ):
+                    ) and _are_similar(job, nodes, split, shapes):
                         yield _evaluate(job, nodes, [sum(shards) for shards in held], split, shapes)
 
 
@@ -85,6 +86,14 @@ def _splits(workers: int, nodes: int) -> Iterator[tuple[int, ...]]:
     for here in range(workers + 1):
         for rest in _splits(workers - here, nodes - 1):
             yield (here, *rest)
+
+
+def _are_similar(job: Job, nodes: Sequence[NodeClass], split: Sequence[int], shapes: Sequence[WorkerShape]) -> bool:
+    if not job.similar or job.profile.synchronous:
+        return True
+    alone = 2 * sum(job.shards) / (max(node.network_gbps for node in nodes) * 1e9 / 8)
+    steps = [_work(job, node, shape) + alone for node, here, shape in zip(nodes, split, shapes, strict=True) if here]
+    return max(steps) <= 3 * min(steps) * (1 + 1e-9)
 
 
 def _fits(
@@ -104,13 +113,33 @@ def _fits(
     )
 
 
+def _work(job: Job, node: NodeClass, shape: WorkerShape) -> float:
+    hardware, profile = job.hardware, job.profile
+    total, within = sum(job.shards), job.within_gbps * 1e9 / 8
+    flops = profile.batch_size * profile.flops_step_per_sample
+    batch = profile.batch_size * max(1, shape.gpus)
+    prepare = batch * profile.sample_bytes / (shape.cpus * hardware.core_input_bytes_per_s)
+    if shape.gpus:
+        g = shape.gpus
+        compute = flops / hardware.gpu(node.gpu_model).training_flops_per_s + 2 * (g - 1) / g * total / within
+        work = max(compute, prepare)
+    else:
+        c = shape.cpus
+        longest = profile.longest_path_flops / profile.flops_forward_per_sample
+        share = 1 - longest + longest * hardware.parallel_share
+        speed = min(c, 1 / (1 - share + share / c))
+        work = flops / (speed * hardware.core_training_flops_per_s) + prepare
+    own_s = hardware.step_latency_s + hardware.apis[profile.api].latency_s
+    work += own_s if shape.gpus else own_s / min(1.0, shape.cpus)
+    return work
+
+
 def _evaluate(
     job: Job, nodes: Sequence[NodeClass], shards: Sequence[int], split: Sequence[int], shapes: Sequence[WorkerShape]
 ) -> Result:
     hardware, profile = job.hardware, job.profile
     n, total = job.workers, sum(job.shards)
     within = job.within_gbps * 1e9 / 8
-    flops = profile.batch_size * profile.flops_step_per_sample
     network, works, samples = 0.0, [], 0
     own_rates, batches = [0.0] * len(nodes), [0] * len(nodes)
     slowest = max(shard / (node.network_gbps * 1e9 / 8) for node, shard in zip(nodes, shards, strict=True))
@@ -121,19 +150,7 @@ def _evaluate(
         if not workers:
             continue
         batch = profile.batch_size * max(1, shape.gpus)
-        prepare = batch * profile.sample_bytes / (shape.cpus * hardware.core_input_bytes_per_s)
-        if shape.gpus:
-            g = shape.gpus
-            compute = flops / hardware.gpu(node.gpu_model).training_flops_per_s + 2 * (g - 1) / g * total / within
-            work = max(compute, prepare)
-        else:
-            c = shape.cpus
-            longest = profile.longest_path_flops / profile.flops_forward_per_sample
-            share = 1 - longest + longest * hardware.parallel_share
-            speed = min(c, 1 / (1 - share + share / c))
-            work = flops / (speed * hardware.core_training_flops_per_s) + prepare
-        own_s = hardware.step_latency_s + hardware.apis[profile.api].latency_s
-        work += own_s if shape.gpus else own_s / min(1.0, shape.cpus)
+        work = _work(job, node, shape)
         works.append(work)
         alone = max((total - shard) / card, slowest if shard / card < slowest * (1 - 1e-9) else 0.0)
         own_rates[i] = workers / (work + 2 * alone + 2 * shard / within)
@@ -149,7 +166,7 @@ def _evaluate(
         size + count * hardware.ps_request_bytes
         for size, count in zip(job.shards, job.requests or [1] * len(job.shards), strict=True)
     ]
-    update = n * max(loads) / (hardware.ps_bytes_per_s * job.sizes.helper_cpus) if sum(job.shards) else 0.0
+    update = n * max(loads) / (hardware.ps_bytes_per_s * job.sizes.ps_cpus) if sum(job.shards) else 0.0
     dispatch = n * hardware.apis[profile.api].dispatch_s
     if profile.synchronous and hardware.overlap:
         step = max(*works, network + update + dispatch)

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import pytest
 from hypothesis import strategies as st
 
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass
-from solver.capacity import Machines
 from solver.hardware import known_hardware
 from solver.nodes import node_kinds
 from solver.options import OptionSpace, prune, raw_space
-from solver.placement.fastest import Placement
-from solver.placement.problem import PlacementProblem, mixed_problem, placement_problem
 from solver.resources import TaskSizes, WorkerShape
-from solver.search.bounds import Bounds, ShapeBounds
-from solver.search.mixed_bounds import mixed_bounds
-from solver.search.scope import Scope
+from solver.scenario import Scenario
 from solver.shards import Shards, useful_ps_count
-from solver.step_time import StepModel
-from solver.units import BYTES_PER_S_PER_GBPS, GIB
+from solver.units import GIB
 from tests.solver import solver_brute_force as brute_force
 from tests.solver.solver_cases import MB, profile
 
@@ -68,84 +61,42 @@ def cluster_of(classes: list[NodeClass]) -> Cluster:
     return Cluster(tuple(NodeClass(**value) for value in values), within_node_gbps=WITHIN_GBPS)
 
 
-def job_of(
-    model: ModelProfile, cluster: Cluster, shape: WorkerShape, workers: int, shards: Shards
-) -> tuple[brute_force.Job, TaskSizes]:
-    sizes = TaskSizes.of(model, max(node.cpus for node in cluster.nodes))
-    job = brute_force.Job(model, sizes, shape, workers, shards.sizes, WITHIN_GBPS, cluster.across_racks_gbps)
-    job = dataclasses.replace(job, requests=shards.requests)
-    return job, sizes
-
-
-@dataclass(frozen=True)
-class Case:
-    """One option on one cluster, as the solver and as the enumeration see it."""
-
-    problem: PlacementProblem
-    bounds: Bounds
-    job: brute_force.Job
-    nodes: tuple[NodeClass, ...]
-
-
-def case_of(
-    classes: list[NodeClass],
-    model: ModelProfile,
-    shape: WorkerShape,
-    workers: int,
-    shards: Shards,
-    ps_may_share: bool = False,
-) -> Case:
-    cluster = cluster_of(classes)
-    kinds = node_kinds(cluster)
-    job, sizes = job_of(model, cluster, shape, workers, shards)
-    job = dataclasses.replace(job, ps_may_share=ps_may_share)
-    step_model = _step_model(model, shape, shards, sizes)
-    problem = placement_problem(kinds, step_model, sizes, shards, workers, ps_may_share=ps_may_share)
-    bounds = ShapeBounds(Scope(Machines(kinds), workers, None, ps_may_share), step_model, sizes).of(shards)
-    return Case(problem, bounds, job, cluster.nodes)
-
-
-def mixed_case_of(
-    classes: list[NodeClass],
-    model: ModelProfile,
-    choice: tuple[WorkerShape, ...],
-    workers: int,
-    shards: Shards,
-    least_gpus: int,
-) -> Case:
-    cluster = cluster_of(classes)
-    kinds = node_kinds(cluster)
-    job, sizes = job_of(model, cluster, choice[0], workers, shards)
-    models = [_step_model(model, shape, shards, sizes) for shape in choice]
-    problem = mixed_problem(kinds, models, sizes, shards, workers, least_gpus=least_gpus)
-    bounds = mixed_bounds(Scope(Machines(kinds), workers), models, sizes, shards)
-    return Case(problem, bounds, dataclasses.replace(job, shapes=choice, least_gpus=least_gpus), cluster.nodes)
-
-
-def _step_model(model: ModelProfile, shape: WorkerShape, shards: Shards, sizes: TaskSizes) -> StepModel:
-    return StepModel(
-        model, shape, known_hardware(), WITHIN_GBPS * BYTES_PER_S_PER_GBPS, shards.total, sizes.helper_cpus
+def job_of(scenario: Scenario, shape: WorkerShape, workers: int, shards: Shards) -> brute_force.Job:
+    return brute_force.Job(
+        scenario.profile,
+        scenario.sizes,
+        shape,
+        workers,
+        shards.sizes,
+        WITHIN_GBPS,
+        scenario.cluster.across_racks_gbps,
+        requests=shards.requests,
     )
 
 
-def check_against(case: Case, found: Placement | None, workers: int, *, traffic: bool) -> None:
-    """The placement is the best of all, and no bound excludes it."""
-    best = brute_force.best(case.job, case.nodes)
-    least = brute_force.least_traffic(case.job, case.nodes)
-    assert (found is None) == (best is None)
-    if found is None or best is None or least is None:
-        return
-    if traffic:
-        assert found.traffic_bytes == pytest.approx(least, rel=CLOSE)
-    else:
-        assert found.samples_per_s == pytest.approx(best.samples_per_s, rel=CLOSE)
-        assert found.traffic_bytes >= best.traffic * (1 - CLOSE)
-    assert case.bounds.samples_per_s[workers - 1] >= best.samples_per_s * (1 - 1e-12)
-    assert case.bounds.traffic_bytes[workers - 1] <= least * (1 + 1e-12)
+def scenario_with(model: ModelProfile, cluster: Cluster, factor: int = 1) -> Scenario:
+    return Scenario.of(model, cluster, known_hardware()).with_ps_cpus(factor)
 
 
-def option_space(model: ModelProfile, cluster: Cluster, rules: frozenset[str]) -> OptionSpace:
+def options(model: ModelProfile, cluster: Cluster, rules: frozenset[str], most: int = 4) -> OptionSpace:
     kinds = node_kinds(cluster)
     sizes = TaskSizes.of(model, max(kind.cpus for kind in kinds))
     useful_ps = useful_ps_count(model, len(cluster.nodes))
-    return prune(raw_space(kinds, max_workers=4), rules, kinds, known_hardware(), sizes, useful_ps)[-1].space
+    return prune(raw_space(kinds, max_workers=most), rules, kinds, known_hardware(), sizes, useful_ps)[-1].space
+
+
+def fastest_of_all(
+    model: ModelProfile, cluster: Cluster, shapes: Sequence[WorkerShape], workers: int, factors: Sequence[int]
+) -> brute_force.Result | None:
+    """The fastest of all placements: any number of ps with these multiples of the fewest CPUs, up to that number of
+    workers, each machine with one of the shapes.
+    """
+    found = []
+    for factor in factors:
+        scenario = scenario_with(model, cluster, factor)
+        for ps in range(1, min(len(cluster.nodes), max(1, len(model.variables))) + 1):
+            for count in range(1, workers + 1):
+                job = job_of(scenario, shapes[0], count, scenario.shards(ps))
+                best = brute_force.best(dataclasses.replace(job, shapes=tuple(shapes), similar=True), cluster.nodes)
+                found += [] if best is None else [best]
+    return max(found, key=lambda result: result.samples_per_s, default=None)

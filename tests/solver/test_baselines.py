@@ -16,7 +16,7 @@ from solver.cluster_file import read_cluster
 from solver.comparison import compare
 from solver.methods import plan_with
 from solver.options import PAPER
-from solver.search.option_search import SPEED_TIE_SHARE
+from solver.units import SIMPLE_TIE_SHARE, SPEED_TIE_SHARE
 from tests.solver.solver_cases import MB, MIXED, four_variables, k80, k80_node, machines, places_by_role, profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
@@ -33,7 +33,9 @@ def test_no_method_beats_dike_on_the_examples_and_on_equal_machines(cluster: Clu
     model = profile(api=Api.GRAPH, synchronous=synchronous)
     rows = compare(PlanRequest(model, cluster, max_gpus_per_worker=1, strategies=frozenset({"one", "ps"}))).rows
     dike = next(row for row in rows if row.method == "dike")
-    assert dike.samples_per_s >= rows[0].samples_per_s * (1 - SPEED_TIE_SHARE)
+    # A plan may be that much slower than the fastest if it is simpler.
+    assert dike.samples_per_s >= rows[0].samples_per_s * (1 - SIMPLE_TIE_SHARE) * (1 - SPEED_TIE_SHARE)
+    assert dike.workers + dike.ps <= rows[0].workers + rows[0].ps
 
 
 def test_one_plain_task_is_compared_unless_parameter_servers_are_asked_for() -> None:
@@ -128,7 +130,8 @@ def test_every_method_makes_a_whole_plan_within_the_users_limits(method: str) ->
 
 def test_the_gap_of_a_baseline_is_its_distance_from_the_best_plan() -> None:
     request = PlanRequest(profile(api=Api.GRAPH, synchronous=True), k80(5), rules=PAPER)
-    best = make_plan(request).samples_per_s
+    found = make_plan(request)
+    best = max(entry.samples_per_s for entry in (found, *found.alternatives))
     basic, first = plan_with("sar_basic", request), plan_with("first_fit", request)
     for plan in (basic, first):
         assert not plan.optimal
@@ -139,9 +142,7 @@ def test_the_gap_of_a_baseline_is_its_distance_from_the_best_plan() -> None:
 
 
 def test_traffic_alone_uses_all_gpus_whatever_the_rules_for_speed() -> None:
-    request = PlanRequest(
-        four_variables(), k80(3), rules=frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"})
-    )
+    request = PlanRequest(four_variables(), k80(3), rules=PAPER)
     plan = plan_with("dike_traffic", request)
     assert plan.option.workers * plan.option.worker.gpus == 12
     rows = {row.method: row for row in compare(dataclasses.replace(request, objective="traffic"), ["dike"]).rows}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dike.profile import Api
 from solver import Cluster, NodeClass, PlanRequest, make_plan
-from solver.evaluation import evaluate, planned_tasks
+from solver.evaluation import RatedPlan, evaluate, planned_tasks
 from solver.hardware import known_hardware
 from solver.options import PAPER
 from solver.placement.naming import Assignment
@@ -25,14 +25,14 @@ def test_the_planner_predicts_what_the_evaluation_says(api: Api, synchronous: bo
     cluster = Cluster((*k80(3).nodes, NodeClass(name="cpu", cpus=8, mem_bytes=32 * GIB, network_gbps=2)))
     plan = make_plan(PlanRequest(profile(api=api, synchronous=synchronous), cluster, rules=PAPER))
     scenario = Scenario.of(plan.profile, cluster, known_hardware())
+    scenario = scenario.with_ps_cpus(round(plan.option.ps_task.cpus / scenario.sizes.helper_cpus))
     nodes = {role: tuple(task.node for task in plan.tasks if task.role == role) for role in ("ps", "worker", "chief")}
     assignment = Assignment(nodes["ps"], nodes["worker"], next(iter(nodes["chief"]), None))
     shape = WorkerShape(plan.option.worker.gpus, plan.option.worker.cpus)
-    shards = scenario.shards(plan.option.ps)
-    worth = evaluate(scenario, shape, shards, assignment)
-    assert worth.samples_per_s == pytest.approx(plan.samples_per_s)
-    assert worth.traffic_bytes == pytest.approx(plan.traffic_bytes)
-    assert planned_tasks(scenario, shape, shards, assignment) == plan.tasks
+    rated = RatedPlan.of(scenario, assignment, shape)
+    assert rated.samples_per_s == pytest.approx(plan.samples_per_s)
+    assert rated.worth.traffic_bytes == pytest.approx(plan.traffic_bytes)
+    assert planned_tasks(rated) == plan.tasks
 
 
 @examples(40)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.measured import CASES, METHODS, rank_correlation
 from benchmarks.measured_layouts import Case, cluster, layouts
-from solver.search.option_search import SPEED_TIE_SHARE
+from solver.units import SPEED_TIE_SHARE
 
 
 @pytest.mark.slow

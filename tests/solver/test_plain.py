@@ -16,9 +16,8 @@ from solver.options import PAPER
 from solver.plain import can_be_plain, fastest_plain
 from solver.request import scenario_of
 from solver.resources import CPU_STEP, WorkerShape
-from solver.search.option_search import SPEED_TIE_SHARE
 from solver.settings import PlanSettings
-from solver.units import GIB
+from solver.units import GIB, SPEED_TIE_SHARE
 from tests.properties import examples
 from tests.solver.solver_cases import MB, digits, k80, k80_node, profile
 from tests.solver.test_plan import clusters, models
@@ -120,7 +119,8 @@ def test_what_the_papers_rules_would_reach_is_known_and_what_is_told_meanwhile_g
         inside = make_plan(dataclasses.replace(request, rules=PAPER))
     except InfeasibleError:
         return
-    assert max(entry.samples_per_s for entry in (found, *found.alternatives)) >= inside.samples_per_s * (1 - 1e-9)
+    fastest = max(entry.samples_per_s for entry in (found, *found.alternatives))
+    assert fastest >= inside.samples_per_s * (1 - SPEED_TIE_SHARE)
 
 
 def test_what_the_others_would_reach_is_what_they_reach_when_they_are_asked_for() -> None:
@@ -131,12 +131,9 @@ def test_what_the_others_would_reach_is_what_they_reach_when_they_are_asked_for(
     model, cluster = profile([40 * MB] * 4, flops=2e8, api=Api.GRAPH), Cluster((fast, slow))
     found = make_plan(PlanSettings().request(model, cluster))
     several = make_plan(PlanSettings(strategy="ps").request(model, cluster))
-    inside = make_plan(PlanSettings(rules="paper").request(model, cluster))
     assert found.is_plain
     assert found.optimal
     assert found.alternatives[0].samples_per_s == several.samples_per_s
-    # With the paper's rules, every option that might be the best of them is solved.
-    assert max(found.options.solved, several.options.solved) < inside.options.solved / 2
 
 
 def test_a_loop_of_the_scripts_own_gets_the_fastest_machine_and_no_prediction() -> None:

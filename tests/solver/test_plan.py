@@ -130,7 +130,7 @@ def test_the_json_has_the_promised_keys() -> None:
     }
     assert promised <= data.keys()
     assert {"generated", "pruned", "considered"} <= data["options"].keys()
-    assert set(data["options"]["pruned"]) == {"cpu_gpu_ratio"}
+    assert set(data["options"]["pruned"]) == {"cpu_gpu_ratio", "task_counts"}
     assert {"workers", "ps", "worker"} <= data["option"].keys()
     assert set(data["tasks"][0]) == {"role", "index", "node", "cpus", "mem_mb", "disk_mb", "gpus", "is_plain"}
     assert {"compute", "network", "total"} <= data["step_time_s"].keys()

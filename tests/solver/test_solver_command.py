@@ -87,7 +87,7 @@ def test_another_method_plans(model: Path, run: Run) -> None:
     done = run(model, "--cluster", FIVE, "--method", "sar_basic", "--format", "json")
     plan = Plan.loads(done.stdout)
     assert plan.method == "sar_basic"
-    assert not plan.optimal
+    assert 0 < plan.gap < 0.1
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_rules_can_be_chosen(model: Path, run: Run) -> None:
         rules: Plan.loads(run(model, "--cluster", FIVE, "--rules", rules, "--format", "json").stdout)
         for rules in ("default", "all", "-cpu_gpu_ratio")
     }
-    assert set(plans["all"].options.pruned) == set(RULES)
+    assert set(plans["all"].options.pruned) == {*RULES, "task_counts"}
     assert "cpu_gpu_ratio" not in plans["-cpu_gpu_ratio"].options.pruned
     assert plans["all"].options.considered < 20 < plans["default"].options.considered
 
