@@ -70,7 +70,7 @@ class OptionCounts:
     Attributes:
         generated: before pruning; capped at 10^300.
         pruned: rule -> number removed.
-        solved: number of those that had to be placed; bounds excluded the others.
+        solved: number of placements that were rated; bounds excluded the others.
     """
 
     generated: int
@@ -120,10 +120,10 @@ class Plan:
         variables: variable -> index of its ps.
         step_time_s: predicted seconds in which every worker makes one step, with the terms.
         traffic_bytes: Eq. 1, weighted bytes per step of every worker.
-        optimal: whether it is proven that no option and no placement is better in `objective`, speeds within 1% being
-            equal; then, and only then, the gap is 0.
+        optimal: whether it is proven that no option and no placement is better in `objective`, speeds within 5% being
+            equal (`SIMPLE_TIE_SHARE`); then, and only then, the gap is 0.
         gap: maximum improvement by a better plan, as a share of the best possible.
-        formulation: the exact form of the placement program, with the reason.
+        formulation: how the plan was found.
         method: the planning method: `dike`, or one of the baselines.
         byte_imbalance: bytes of variables on the fullest ps over the mean.
         request_imbalance: variables on the ps with most of them over the mean.

@@ -305,8 +305,9 @@ class _Search:
                 for region in _regions(scenario):
                     most_cpus = max(kind.cpus for kind in region.kinds)
                     for factor in PS_CPU_FACTORS:
-                        if factor == 1 or factor * scenario.sizes.helper_cpus <= most_cpus:
-                            yield Space(region.with_ps_cpus(factor), shapes, workers, identical=not entry.mixed)
+                        ps_cpus = factor * scenario.sizes.helper_cpus
+                        if factor == 1 or ps_cpus <= most_cpus:
+                            yield Space(region.with_ps_cpus(ps_cpus), shapes, workers, identical=not entry.mixed)
 
     def _report(self, found: _Found) -> None:
         if self._on_progress is not None:

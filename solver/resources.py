@@ -59,14 +59,14 @@ class TaskSizes:
 
     Attributes:
         helper_cpus: CPUs of the chief, and the fewest of a ps.
+        ps_cpus: CPUs of a ps; 0 for the fewest.
         least_mem_mb: minimum memory of each task, in MiB.
-        ps_cpus_factor: CPUs of a ps, in multiples of `helper_cpus`.
     """
 
     profile: ModelProfile
     helper_cpus: float
     least_mem_mb: int = 0
-    ps_cpus_factor: int = 1
+    ps_cpus: float = 0.0
     _workers: dict[WorkerShape, TaskResources] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -74,9 +74,9 @@ class TaskSizes:
         """Sizes for a cluster by the CPUs of its largest machine: a ps gets an eighth of them, at most one CPU."""
         return cls(profile, max(0.01, math.floor(min(1.0, largest_node_cpus / 8) * 1000) / 1000), least_mem_mb)
 
-    @property
-    def ps_cpus(self) -> float:
-        return self.helper_cpus * self.ps_cpus_factor
+    def __post_init__(self) -> None:
+        if not self.ps_cpus:
+            object.__setattr__(self, "ps_cpus", self.helper_cpus)
 
     def ps(self, shard_bytes: int) -> TaskResources:
         """A ps with variables of this size, their optimizer slots and one gradient."""

@@ -65,10 +65,10 @@ class Scenario:
             self._shards[ps] = shard(self.profile, ps, self.sharding)
         return self._shards[ps]
 
-    def with_ps_cpus(self, factor: int) -> Scenario:
-        """The same with that many times the fewest CPUs on each ps."""
-        sizes = TaskSizes(self.profile, self.sizes.helper_cpus, self.sizes.least_mem_mb, factor)
-        return self if factor == self.sizes.ps_cpus_factor else replace(self, sizes=sizes)
+    def with_ps_cpus(self, cpus: float) -> Scenario:
+        """The same with that many CPUs for each ps."""
+        sizes = TaskSizes(self.profile, self.sizes.helper_cpus, self.sizes.least_mem_mb, cpus)
+        return self if cpus == self.sizes.ps_cpus else replace(self, sizes=sizes)
 
     def within(self, kinds: Sequence[NodeKind]) -> Scenario:
         """The same on some of the machines."""

@@ -134,7 +134,7 @@ def plan_without_ps(
         why[0] += f" {tasks} would reach {share:.0%} of its speed (--strategy ps requests them anyway)."
         # A better plan with parameter servers may exist.
         gap = max(gap, 1 - chosen.samples_per_s * (1 - other.gap) / other.samples_per_s)
-    gap = gap if gap > SPEED_TIE_SHARE or other is not None else 0.0
+    gap = gap if gap > SIMPLE_TIE_SHARE + GAP_TOLERANCE else 0.0
     tasks_of_plan = chosen.tasks()
     unknown = {
         scenario.kind_of[task.node].gpu_model or "not given"

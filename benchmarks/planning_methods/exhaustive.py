@@ -275,7 +275,7 @@ class _Block:
         return rates
 
     def _uplinks_s(self, layouts: Ints, rows: Ints, counts: Ints) -> Floats:
-        """Time of the busiest uplink of layouts x rows, as `solver.racks.uplink_s`."""
+        """Time of the busiest uplink of layouts x rows, as `solver.placement.naming.uplink_s`."""
         scenario = self._setting.scenario
         assert scenario.cluster.across_racks_gbps is not None
         racks = [scenario.kinds[number].rack for number in self._kind_of]

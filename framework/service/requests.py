@@ -95,6 +95,7 @@ class MeasuredStep(BaseModel):
     batch_size: Annotated[int, Field(ge=1, le=10**9)] | None = None
     shard_bytes: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**62)], ...], Field(max_length=MAX_ITEMS)] | None = None
     where: Text = "A measurement"
+    ps_cpus: Annotated[float, Field(gt=0, le=1e4, allow_inf_nan=False)] | None = None
 
     @classmethod
     def of(cls, row: Measurement) -> MeasuredStep:
@@ -108,6 +109,7 @@ class MeasuredStep(BaseModel):
             batch_size=row.batch_size,
             shard_bytes=row.shard_bytes,
             where=row.where,
+            ps_cpus=row.ps_cpus,
         )
 
     def to_measurement(self) -> Measurement:
@@ -125,6 +127,7 @@ class MeasuredStep(BaseModel):
             self.batch_size,
             self.shard_bytes,
             self.where,
+            self.ps_cpus,
         )
 
 

@@ -35,6 +35,7 @@ class Measurement:
         samples_per_s: samples per second of all workers; None if `seconds` is given.
         batch_size: samples per step of one worker (of each of its GPUs); None for the profile's.
         shard_bytes: bytes of variables on each ps; None for those of a plan.
+        ps_cpus: CPUs of each ps; None for the fewest that a plan gives it.
         where: file and line, for messages.
     """
 
@@ -45,6 +46,7 @@ class Measurement:
     batch_size: int | None = None
     shard_bytes: tuple[int, ...] | None = None
     where: str = "A measurement"
+    ps_cpus: float | None = None
 
     def __post_init__(self) -> None:
         if not self.assignment.ps or not self.assignment.workers:
@@ -93,6 +95,7 @@ class MeasuredRows:
             if batch not in scenarios:
                 scenarios[batch] = Scenario.of(profile.with_batch_size(batch), cluster, hardware)
             scenario = scenarios[batch]
+            scenario = scenario.with_ps_cpus(measurement.ps_cpus or scenario.sizes.ps_cpus)
             _check_machines(measurement, scenario)
             terms.append(
                 step_terms(scenario, measurement.shape, _shards(measurement, scenario), measurement.assignment)

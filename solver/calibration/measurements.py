@@ -26,7 +26,7 @@ from solver.placement.naming import Assignment
 from solver.plan import Plan
 from solver.resources import WorkerShape
 
-COLUMNS = ("plan", "placement", "workers", "ps", "cpus", "gpus", "batch_size", "seconds", "samples_per_s")
+COLUMNS = ("plan", "placement", "workers", "ps", "cpus", "gpus", "ps_cpus", "batch_size", "seconds", "samples_per_s")
 _PS = re.compile(r"p([0-9]{1,6})")
 _WORKERS = re.compile(r"([0-9]{1,6})w")
 
@@ -85,7 +85,7 @@ class _Reader:
         batch_size = self._whole_number("batch_size", least=1)
         if bool(self._text("plan")) == bool(self._text("placement")):
             raise BadInputError(f"{self._where}: give either a 'placement' or a 'plan'.")
-        shard_bytes = None
+        shard_bytes, ps_cpus = None, self._number("ps_cpus")
         if self._text("plan"):
             plan = self._plan()
             nodes = {role: tuple(t.node for t in plan.tasks if t.role == role) for role in ("ps", "worker")}
@@ -97,6 +97,7 @@ class _Reader:
                 )
             shape = shapes.pop()
             batch_size, shard_bytes = batch_size or plan.profile.batch_size, plan.ps_bytes
+            ps_cpus = plan.option.ps_task.cpus or None
         else:
             assignment = self._assignment()
             cpus = self._number("cpus")
@@ -107,7 +108,7 @@ class _Reader:
             expected = self._whole_number(name, least=1)
             if expected not in (None, len(tasks)):
                 raise BadInputError(f"{self._where}: '{name}' is {expected}, but {len(tasks)} are placed.")
-        return Measurement(shape, assignment, seconds, samples_per_s, batch_size, shard_bytes, self._where)
+        return Measurement(shape, assignment, seconds, samples_per_s, batch_size, shard_bytes, self._where, ps_cpus)
 
     def _text(self, column: str) -> str:
         return self._row.get(column, "")

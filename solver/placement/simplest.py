@@ -102,13 +102,13 @@ class Simplest:
                 fewest = middle + 1
         return best
 
-    def _candidates(self) -> Iterator[tuple[int, int, int, Space]]:
+    def _candidates(self) -> Iterator[tuple[int, float, int, Space]]:
         """Spaces and numbers of ps: (fewest tasks, CPUs of a ps, ps, space)."""
         for space in self._spaces:
             for ps in space.ps_counts():
                 fewest = self._fewest_workers(space, ps)
                 if fewest is not None and fewest <= space.max_workers:
-                    yield fewest + ps, space.scenario.sizes.ps_cpus_factor, ps, space
+                    yield fewest + ps, space.scenario.sizes.ps_cpus, ps, space
 
     def _fewest_workers(self, space: Space, ps: int) -> int | None:
         """Fewest workers that could be fast enough if the network had no limits; None if no number could."""

@@ -167,7 +167,7 @@ def fastest(
             break
         for bound, left in search.examine(case, above):
             push(bound, search, left)
-    return RelaxedResult(best.found, max(best.speed, best.bound), best.of_counts, best.rated)
+    return RelaxedResult(best.found, float(max(best.speed, best.bound)), best.of_counts, best.rated)
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class _Best:
         if plan.samples_per_s > self.speed:
             self.speed, self.found = plan.samples_per_s, plan
             if self._on_better is not None:
-                self._on_better(plan, max(self.bound, self.open_bound, self.speed))
+                self._on_better(plan, float(max(self.bound, self.open_bound, self.speed)))
 
 
 class _Search:
@@ -557,7 +557,7 @@ class _Search:
         ps, work_s, workers = key
         speeds = [goal, self._best.speed or goal * MIN_BOUND_SHARE]
         while speeds:
-            speed = speeds.pop(0) * (1 + ROUNDING)
+            speed = speeds.pop(0) * (1 + MIN_SPEED_GAIN / 10)
             self._best.effort += 2 * arrays.effort
             found = space.machines_reaching(arrays, self._loads[ps], speed, (work_s, work_s), (workers, workers))
             if found is not None:

@@ -42,8 +42,9 @@ def test_on_a_slow_network_using_all_gpus_would_cost_much_of_the_speed() -> None
 
 @pytest.mark.slow
 def test_on_a_fast_network_using_all_gpus_costs_nothing() -> None:
-    found = explore(PlanRequest(profile(), k80(2, network_gbps=100.0), time_limit_s=2.0))
-    assert _price(found.prices, "all_gpus_used").cost == pytest.approx(0.0, abs=0.01)
+    found = explore(PlanRequest(profile(), k80(2, network_gbps=100.0), time_limit_s=2.0, rules=PAPER))
+    # Plans that are within 5% of the fastest may differ by that.
+    assert _price(found.prices, "all_gpus_used").cost == pytest.approx(0.0, abs=0.06)
 
 
 @pytest.mark.slow
@@ -51,7 +52,7 @@ def test_a_rule_that_excludes_a_better_plan_is_priced_and_that_plan_is_the_best(
     # A machine without GPUs could add its samples, but workers that are alike all need GPUs.
     plain = NodeClass(name="plain", cpus=32.0, mem_bytes=64 * GIB, network_gbps=100)
     gpu = NodeClass(name="gpu", cpus=8.0, mem_bytes=32 * GIB, gpus=1, gpu_model="K80", network_gbps=100)
-    model = profile([4 * MB] * 4, flops=1e9)
+    model = profile([4 * MB] * 4, flops=1e8)
     # Of so few that no machine needs the whole time limit to find them.
     found = explore(PlanRequest(model, Cluster((plain, gpu)), max_workers=4, rules=PAPER))
     price = _price(found.prices, "identical_workers")

@@ -75,7 +75,8 @@ def job_of(scenario: Scenario, shape: WorkerShape, workers: int, shards: Shards)
 
 
 def scenario_with(model: ModelProfile, cluster: Cluster, factor: int = 1) -> Scenario:
-    return Scenario.of(model, cluster, known_hardware()).with_ps_cpus(factor)
+    scenario = Scenario.of(model, cluster, known_hardware())
+    return scenario.with_ps_cpus(factor * scenario.sizes.helper_cpus)
 
 
 def options(model: ModelProfile, cluster: Cluster, rules: frozenset[str], most: int = 4) -> OptionSpace:

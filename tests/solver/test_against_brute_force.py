@@ -94,7 +94,9 @@ def check_plan(model: ModelProfile, cluster: Cluster, draw_shapes: int) -> None:
         assert best is None
         return
     own = {WorkerShape(task.gpus, task.cpus) for task in plan.tasks if task.role == "worker"}
-    best = fastest_of_all(model, cluster, sorted(tried | own), MAX_WORKERS, (1, 2, PS_CPU_FACTORS[draw_shapes % len(PS_CPU_FACTORS)]))
+    best = fastest_of_all(
+        model, cluster, sorted(tried | own), MAX_WORKERS, (1, 2, PS_CPU_FACTORS[draw_shapes % len(PS_CPU_FACTORS)])
+    )
     assert best is not None
     assert plan.samples_per_s >= best.samples_per_s * (1 - max(plan.gap, SIMPLE_TIE_SHARE)) * (1 - CLOSE)
     assert plan.optimal == (plan.gap == 0)
@@ -201,7 +203,7 @@ def test_a_plan_is_worth_what_its_tasks_are(
         tuple(WorkerShape(task.gpus, task.cpus) for task in workers),
     )
     scenario = scenario_of(request)
-    rated = RatedPlan.of(scenario.with_ps_cpus(round(servers[0].cpus / scenario.sizes.helper_cpus)), assignment)
+    rated = RatedPlan.of(scenario.with_ps_cpus(servers[0].cpus), assignment)
     assert plan.samples_per_s == pytest.approx(rated.samples_per_s, rel=CLOSE)
     assert plan.step_time_s.total == pytest.approx(rated.worth.step_time.total, rel=CLOSE)
     assert len({task.node for task in servers}) == len(servers)

@@ -13,7 +13,7 @@ from dike.exceptions import BadInputError, DikeError, InfeasibleError
 from solver import Plan, PlanRequest, deadline, make_plan
 from solver.deadline import TimeOverError, plan_with_timeout
 from solver.planner import PlanProgress
-from solver.units import GIB
+from solver.units import GIB, SIMPLE_TIE_SHARE
 from tests.solver.solver_cases import k80, profile
 
 pytestmark = pytest.mark.integration
@@ -45,7 +45,8 @@ def test_a_plan_in_time_is_the_plan() -> None:
     assert plan.optimal
     assert plan.option == make_plan(REQUEST).option
     assert seen
-    assert seen[-1].plan.samples_per_s <= plan.samples_per_s * 1.01
+    # The plan may be a little slower than the fastest that was reported, if it is simpler.
+    assert plan.samples_per_s >= seen[-1].plan.samples_per_s * (1 - SIMPLE_TIE_SHARE)
 
 
 def test_a_solver_that_ignores_its_limit_is_ended_and_its_best_plan_kept(monkeypatch: pytest.MonkeyPatch) -> None:

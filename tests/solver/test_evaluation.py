@@ -25,7 +25,7 @@ def test_the_planner_predicts_what_the_evaluation_says(api: Api, synchronous: bo
     cluster = Cluster((*k80(3).nodes, NodeClass(name="cpu", cpus=8, mem_bytes=32 * GIB, network_gbps=2)))
     plan = make_plan(PlanRequest(profile(api=api, synchronous=synchronous), cluster, rules=PAPER))
     scenario = Scenario.of(plan.profile, cluster, known_hardware())
-    scenario = scenario.with_ps_cpus(round(plan.option.ps_task.cpus / scenario.sizes.helper_cpus))
+    scenario = scenario.with_ps_cpus(plan.option.ps_task.cpus)
     nodes = {role: tuple(task.node for task in plan.tasks if task.role == role) for role in ("ps", "worker", "chief")}
     assignment = Assignment(nodes["ps"], nodes["worker"], next(iter(nodes["chief"]), None))
     shape = WorkerShape(plan.option.worker.gpus, plan.option.worker.cpus)

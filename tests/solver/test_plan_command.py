@@ -26,7 +26,7 @@ from solver.cli.planning_options import plan_settings
 from solver.cluster_file import read_network
 from solver.settings import PlanOptions
 from tests.mesos.fake_mesos import FakeMesos
-from tests.solver.solver_cases import profile
+from tests.solver.solver_cases import MB, profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
 DEADLINE_S = 180.0
@@ -85,20 +85,21 @@ def test_json_alone_on_standard_output(model: Path) -> None:
 
 
 def test_workers_that_differ_are_told_apart_in_every_table(tmp_path: Path) -> None:
-    resnet = Path(__file__).parents[2] / "benchmarks" / "data" / "profiles" / "resnet50.json"
+    model = tmp_path / "model.json"
+    model.write_text(profile([4 * MB] * 4, flops=1e8).dumps())
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(
         "nodes:\n"
-        "  - {name: gpu, count: 3, cpus: 16, mem: 64GiB, gpus: 2, gpu_model: A100, disk: 100GiB, network_gbps: 25}\n"
-        "  - {name: cpu, count: 2, cpus: 32, mem: 64GiB, disk: 100GiB, network_gbps: 25}\n"
+        "  - {name: gpu, count: 1, cpus: 8, mem: 64GiB, gpus: 1, gpu_model: K80, disk: 100GiB, network_gbps: 100}\n"
+        "  - {name: cpu, count: 1, cpus: 32, mem: 64GiB, disk: 100GiB, network_gbps: 100}\n"
     )
-    base = (resnet, "--cluster", cluster, "--strategy", "ps")
+    base = (model, "--cluster", cluster, "--strategy", "ps")
     plan = Plan.from_json(json.loads(_plan(*base, "--format", "json").stdout))
     gpus = [task.gpus for task in plan.tasks if task.role == "worker"]
     assert len(set(gpus)) == 2, "the case has to have both"
     with_gpus = len(list(filter(None, gpus)))
     told = f"{with_gpus} + {len(gpus) - with_gpus}"
-    for question in (("--sweep", "network_gbps=25"), ("--what-if", "add 1 x cpu")):
+    for question in (("--sweep", "network_gbps=100"), ("--what-if", "network_gbps=100")):
         assert told in _plan(*base, *question).stdout
 
 
