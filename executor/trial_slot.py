@@ -21,11 +21,10 @@ from executor.monitor import Gpus, RunMonitor, private_bytes
 from executor.outputs import KILLED_SAVE_TIMEOUT_S, Stamp
 from executor.paused import MAX_PAUSED_PER_SLOT, PausedRuns
 from executor.process import wait_readable
-from executor.run_log import Piece, RunLog
 from executor.run_phases import Event, Phase
 from executor.slot_order import SlotOrder
-from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialOutput, TrialRun, Usage, Wanted
-from executor.trial_reports import KeptReports
+from executor.slot_reporter import ACKNOWLEDGE_TIMEOUT_S, SlotReporter
+from executor.trial_messages import RunEnd, RunKey, SlotStatus, TrialRun, Wanted
 from executor.trial_run import SlotRun
 from executor.zygote import Zygote
 from executor.zygote_slot import (
@@ -40,24 +39,16 @@ from executor.zygote_slot import (
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_INTERVAL_S = 1.0
 PRIVATE_BYTES_INTERVAL_S = 5.0
 """Interval between reads of a run's private memory, which take milliseconds."""
 PRIVATE_BYTES_GROWTH = 1.02
 """Growth factor of a run's resident memory that triggers a read before that."""
-LOSSES_INTERVAL_S = 0.5
-"""Minimum interval between messages with reports."""
-MAX_REPORTS_PER_MESSAGE = 1000
-MAX_PIECES_PER_HEARTBEAT = 8
-"""Maximum number of pieces of a run's output sent at a heartbeat."""
 KILL_GRACE_S = 1.0
 """Seconds between SIGTERM and SIGKILL; a trial's state is in its checkpoints."""
 OFFLOAD_S_PER_BYTE = 1.0 / (1 << 30)
 """Time to move GPU memory to the host and back, measured on an H100 (benchmarks/results/suspend_gpu.md)."""
 OFFLOAD_TIMEOUT_S = 120.0
 """Maximum wait for the GPU driver to move GPU memory to the host."""
-ACKNOWLEDGE_TIMEOUT_S = 1.0
-"""Maximum wait of a leaving slot until its ends are acknowledged; its last status update contains them too."""
 
 
 class TrialSlot:
@@ -87,14 +78,7 @@ class TrialSlot:
         self._startup_s = 0.0
         """Startup time of the last new process."""
         self._empty_since_s = time.monotonic()
-        self._ends: list[RunEnd] = []
-        self._ended: set[RunKey] = set()
-        self._unacknowledged_reports: dict[RunKey, KeptReports] = {}
-        """Reports of ended runs, until their end is acknowledged."""
-        self._unacknowledged_output: dict[RunKey, RunLog] = {}
-        """Their output, likewise."""
-        self._last_status: SlotStatus | None = None
-        self._last_heartbeat_s = self._last_losses_s = 0.0
+        self._reporter = SlotReporter(channel)
 
     # Called on any thread.
 
@@ -153,7 +137,7 @@ class TrialSlot:
     def deadline_s(self) -> float:
         """Monotonic time of the next action that no event triggers."""
         run, zygote = self._run, self._shared.zygote
-        deadlines_s = [self._last_heartbeat_s + HEARTBEAT_INTERVAL_S]
+        deadlines_s = [self._reporter.deadline_s(run)]
         if run is None and self._awaits_gpu_release:
             return time.monotonic() + EXIT_POLL_INTERVAL_S
         if run is None and self._wanted.leave:
@@ -161,8 +145,6 @@ class TrialSlot:
         if run is not None:
             if run.has_ended or (run.pid is None and zygote.ready and not zygote.is_forking):
                 return time.monotonic() + EXIT_POLL_INTERVAL_S
-            if run.reports.losses.has_unsent:
-                deadlines_s.append(self._last_losses_s + LOSSES_INTERVAL_S)
             if run.deadline_s is not None:
                 deadlines_s.append(run.deadline_s)
         return min(deadlines_s)
@@ -177,21 +159,9 @@ class TrialSlot:
     def _apply_wanted(self, wanted: Wanted) -> None:
         if wanted.number >= self._wanted.number:
             self._wanted = dataclasses.replace(wanted, leave=wanted.leave or self._is_draining)
-            self._ends = [end for end in self._ends if end.key not in wanted.acknowledged_ends]
-            for key in wanted.acknowledged_ends:
-                self._unacknowledged_reports.pop(key, None)
-                self._unacknowledged_output.pop(key, None)
-            for trial, number, count in wanted.acknowledged_reports:
-                reports = self._reports_of((trial, number))
-                if reports is not None:
-                    reports.acknowledge(count)
-            for trial, number, size in wanted.acknowledged_output:
-                log = self._log_of((trial, number))
-                if log is not None:
-                    log.acknowledge(size)
+            self._reporter.acknowledge(wanted, self._run)
             self._paused.resume_order = wanted.resume_order or self._paused.resume_order
             self._paused.evict(self._paused.keys if wanted.memory_bytes == 0 else wanted.evict)
-            self._last_status = None  # every message is answered
 
     def advance(self) -> TaskEnd | None:
         """Does all that is possible without waiting; returns the end of the task, if it ends."""
@@ -200,10 +170,7 @@ class TrialSlot:
             self._channel.update("TASK_RUNNING", "the slot is up")
         run = self._run
         if run is not None and run.has_ended and self._clear(run):
-            self._unacknowledged_reports[run.key] = run.reports.losses
-            self._unacknowledged_output[run.key] = run.printed
-            self._ends.append(dataclasses.replace(run.finish(), output=run.printed.size))
-            self._ended.add(run.key)
+            self._reporter.add_end(dataclasses.replace(run.finish(), output=run.printed.size), run)
             self._is_pausable = False
             self._startup_s = run.startup_s or self._startup_s
             if run.is_paused:
@@ -230,11 +197,12 @@ class TrialSlot:
         if self._kill_grace_s is not None:
             return TaskEnd("TASK_KILLED", "killed on request")
         if wanted.leave:
-            is_acknowledged = not self._ends or time.monotonic() - self._empty_since_s >= ACKNOWLEDGE_TIMEOUT_S
+            is_late = time.monotonic() - self._empty_since_s >= ACKNOWLEDGE_TIMEOUT_S
+            is_acknowledged = not self._reporter.ends or is_late
             return TaskEnd("TASK_FINISHED", "nothing more to run") if is_acknowledged else None
         if shared.zygote.failure:
             return TaskEnd("TASK_FAILED", shared.zygote.failure)
-        if wanted.run is not None and wanted.run.key not in self._ended:
+        if wanted.run is not None and wanted.run.key not in self._reporter.ended:
             monitor = RunMonitor(self._gpus, shares_gpu=self._order.slots_per_gpu > 1)
             self._run = self._paused.resume(wanted.run, monitor)
             if self._run is None and not self._awaits_gpu_release:
@@ -252,8 +220,7 @@ class TrialSlot:
         """Reports a run as failed whose output file or pipes could not be created."""
         trial = run.trial
         message = f"its process cannot be started: {error}"
-        self._ends.append(RunEnd(trial.number, trial.run, "failed", checkpoint=trial.resume_from, message=message))
-        self._ended.add(run.key)
+        self._reporter.add_end(RunEnd(trial.number, trial.run, "failed", checkpoint=trial.resume_from, message=message))
 
     @property
     def resuming(self) -> RunKey | None:
@@ -472,85 +439,26 @@ class TrialSlot:
 
     def report(self) -> None:
         """Sends the messages that are due."""
-        now_s = time.monotonic()
         run = self._run
-        for key, reports in self._unacknowledged_reports.items():
-            # Before the end itself is reported.
-            self._send_losses(key, reports)
-        for key, log in self._unacknowledged_output.items():
-            self._send_output(key, log)
-        if run is not None and run.reports.losses.has_unsent and now_s - self._last_losses_s >= LOSSES_INTERVAL_S:
-            self._last_losses_s = now_s
-            self._send_losses(run.key, run.reports.losses)
-        is_due = now_s - self._last_heartbeat_s >= HEARTBEAT_INTERVAL_S
-        if is_due:
-            self._last_heartbeat_s = now_s
-            if run is not None and run.pid is not None and not run.has_ended:
-                self._sample_usage(run)
-                self._send_output(run.key, run.printed, MAX_PIECES_PER_HEARTBEAT)
-        status = self._status()
-        news = dataclasses.replace(status, step=0, usage=Usage())
-        if run is not None:  # `paused` can wait for the heartbeat; `unsaved` cannot: those resume nowhere else
-            news = dataclasses.replace(news, paused=())
-        if is_due or news != self._last_status:
-            self._last_status = news
-            self._channel.send(status.encode())
+        self._reporter.send_reports(run)
+        is_due = self._reporter.is_heartbeat_due
+        if is_due and run is not None and run.pid is not None and not run.has_ended:
+            self._sample_usage(run)
+            self._reporter.send_printed(run)
+        self._reporter.send_status(self._status(), is_due=is_due)
 
     def conclude(self, end: TaskEnd) -> None:
         """Sends the last status, and the end of the task to Mesos. Nothing must be left in the slot."""
-        for reports in self._unacknowledged_reports.values():
-            reports.acknowledge(max(reports.oldest, reports.count - MAX_REPORTS_PER_MESSAGE))
-        last = tuple(
-            self._next_losses(key, reports)
-            for key, reports in self._unacknowledged_reports.items()
-            if reports.has_unsent
-        )
-        status = dataclasses.replace(self._status(), losses=last, output=self._last_output()).encode()
-        self._channel.send(status)
-        self._channel.update(end.state, end.message, status)
+        self._reporter.conclude(self._status(), end)
 
     def fail(self, message: str) -> None:
         self._channel.update("TASK_FAILED", message)
-
-    def _reports_of(self, key: RunKey) -> KeptReports | None:
-        run = self._run
-        return run.reports.losses if run is not None and run.key == key else self._unacknowledged_reports.get(key)
-
-    def _log_of(self, key: RunKey) -> RunLog | None:
-        run = self._run
-        return run.printed if run is not None and run.key == key else self._unacknowledged_output.get(key)
-
-    def _send_output(self, key: RunKey, log: RunLog, count: int | None = None) -> None:
-        """Sends up to `count` pieces of a run's output; None: all that is unsent, of a run that has ended."""
-        while pieces := log.take(count or MAX_PIECES_PER_HEARTBEAT, has_ended=count is None):
-            for piece in pieces:
-                self._channel.send(self._output_message(key, piece).encode())
-            if count is not None:
-                return
-
-    def _last_output(self) -> tuple[TrialOutput, ...]:
-        return tuple(
-            self._output_message(key, piece)
-            for key, log in self._unacknowledged_output.items()
-            for piece in log.take_tail()
-        )
-
-    def _output_message(self, key: RunKey, piece: Piece) -> TrialOutput:
-        return TrialOutput(self._channel.task_id, *key, piece.offset, piece.data, piece.skipped)
-
-    def _send_losses(self, key: RunKey, reports: KeptReports) -> None:
-        while reports.has_unsent:
-            self._channel.send(self._next_losses(key, reports).encode())
-
-    def _next_losses(self, key: RunKey, reports: KeptReports) -> Losses:
-        first, taken = reports.take(MAX_REPORTS_PER_MESSAGE)
-        return Losses(self._channel.task_id, *key, taken, first, reports.oldest)
 
     def _status(self) -> SlotStatus:
         status = SlotStatus(
             task_id=self._channel.task_id,
             number=self._wanted.number,
-            ends=tuple(self._ends),
+            ends=tuple(self._reporter.ends),
             zygote_ready=self._shared.zygote.ready,
             paused=self._paused.keys,
             unsaved=self._paused.unsaved,

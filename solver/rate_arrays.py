@@ -100,16 +100,6 @@ def link_ceilings(own_rates: Floats | float, stored: Floats, links: Floats | flo
     return ceilings
 
 
-def high_ends(
-    own_rates: Floats | float, stored: Floats, links: Floats | float, total_bytes: float, steps_per_s: float
-) -> Floats:
-    """The maximum steps/s of the workers behind links, at `steps_per_s` of all; -inf if a link cannot keep up."""
-    level, slope = _high_ends(stored, links, total_bytes)
-    high = np.minimum(own_rates, np.maximum(level + slope * steps_per_s, 0.0))
-    keeps_up = link_ceilings(own_rates, stored, links, total_bytes) >= steps_per_s
-    return np.where(keeps_up, high, -np.inf)
-
-
 def _high_ends(stored: Floats, links: Floats | float, total_bytes: float) -> tuple[Floats, Floats]:
     """The maximum that a link allows the workers behind it, as constant and slope of a line in X."""
     each = total_bytes - 2 * stored

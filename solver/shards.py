@@ -68,10 +68,6 @@ class Shards:
     def total(self) -> int:
         return sum(self.sizes)
 
-    @property
-    def are_equal(self) -> bool:
-        return len(set(self.sizes)) == 1
-
     @cached_property
     def requests(self) -> tuple[int, ...]:
         """Requests per worker and step to each ps: variables, and parts of some, on it; one if only sizes are known."""

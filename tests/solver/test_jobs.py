@@ -205,7 +205,7 @@ def test_the_table_says_what_an_even_placement_reaches(model: object) -> None:
     cluster = k80(16, cpus=16.0)
     kinds = node_kinds(cluster)
     (form, *_) = FormCatalogue([job], cluster, kinds, known_hardware()).forms(job)
-    equal = [ps for ps in range(1, form.table.max_ps + 1) if form.scenario.shards(ps).are_equal]
+    equal = [ps for ps in range(1, form.table.max_ps + 1) if form.scenario.shards(ps).byte_imbalance == 1]
     assert equal
     for workers, ps in itertools.product(range(1, 13), equal):
         placement = Packer(FreeCapacity(kinds)).place(form, workers, ps)

@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from solver.async_rates import LINK_SHARE, Machine, Shared, total_rate
-from solver.rate_arrays import PlacementArrays, high_ends, total_rates
+from solver.async_rates import Machine, Shared, total_rate
+from solver.rate_arrays import PlacementArrays, total_rates
 
 CASES, MACHINES = 1500, 5
 
@@ -63,11 +63,3 @@ def test_many_placements_at_once_have_the_rates_of_each_alone(seed: int) -> None
     assert hasty[expected > least] == pytest.approx(expected[expected > least], rel=1e-9)
     assert (hasty >= expected * (1 - 1e-9)).all()
     assert (hasty[expected < least] <= least * (1 + 1e-9)).all()
-
-
-def test_a_link_leaves_its_workers_what_serving_the_others_does_not_take() -> None:
-    own, stored = np.full(5, 9.0), np.array([0.0, 20.0, 50.0, 80.0, 100.0])
-    # 100 bytes in all, a link of 40 bytes/s, one step a second of all workers.
-    link = 40.0 / LINK_SHARE
-    assert high_ends(own, stored, link, 100, 1.0).tolist() == pytest.approx([0.4, 1 / 3, -math.inf, 9.0, 9.0])
-    assert high_ends(0.3, np.array([80.0]), link, 100, 1.0).tolist() == [-math.inf]
