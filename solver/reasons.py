@@ -53,7 +53,7 @@ def _numbers(best: RatedPlan, fastest: RatedPlan, max_workers: int | None) -> li
         counts = f"{count_of(len(fastest.assignment.workers), 'worker')} and {len(fastest.assignment.ps)} ps"
         sentences.append(f"{ps}: {counts} would be {more:.0%} faster; a plan within 5% of the fastest is enough.")
     else:
-        sentences.append(f"{ps}: with fewer tasks a plan would be more than 5% slower.")
+        sentences.append(f"{ps}: no plan with fewer tasks was found within 5% of the fastest.")
     return sentences
 
 
