@@ -7,20 +7,19 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
-from executor import cuda_checkpoint
 from executor.channel import Mailbox, TaskChannel, TaskEnd
-from executor.cuda_checkpoint import CudaCheckpointError
 from executor.environment import gpu_memory_variables
 from executor.limits import ControlGroups
-from executor.monitor import Gpus, RunMonitor, private_bytes
+from executor.monitor import Gpus, RunMonitor
 from executor.outputs import KILLED_SAVE_TIMEOUT_S, Stamp
 from executor.paused import MAX_PAUSED_PER_SLOT, PausedRuns
 from executor.process import wait_readable
+from executor.run_memory import RunMemory
 from executor.run_phases import Event, Phase
 from executor.slot_order import SlotOrder
 from executor.slot_reporter import ACKNOWLEDGE_TIMEOUT_S, SlotReporter
@@ -39,16 +38,8 @@ from executor.zygote_slot import (
 
 logger = logging.getLogger(__name__)
 
-PRIVATE_BYTES_INTERVAL_S = 5.0
-"""Interval between reads of a run's private memory, which take milliseconds."""
-PRIVATE_BYTES_GROWTH = 1.02
-"""Growth factor of a run's resident memory that triggers a read before that."""
 KILL_GRACE_S = 1.0
 """Seconds between SIGTERM and SIGKILL; a trial's state is in its checkpoints."""
-OFFLOAD_S_PER_BYTE = 1.0 / (1 << 30)
-"""Time to move GPU memory to the host and back, measured on an H100 (benchmarks/results/suspend_gpu.md)."""
-OFFLOAD_TIMEOUT_S = 120.0
-"""Maximum wait for the GPU driver to move GPU memory to the host."""
 
 
 class TrialSlot:
@@ -66,17 +57,7 @@ class TrialSlot:
         self._is_draining = False
         self._running_reported = False
         self._run: SlotRun | None = None
-        self._private_bytes: int | None = None
-        """Private memory of its run when last read; None before."""
-        self._private_bytes_valid = (0.0, 0.0)
-        """Limits of its validity: monotonic time, and resident memory in bytes."""
-        self._driver_can_offload: bool | None = None
-        """Whether the GPU memory of runs can be offloaded; None before that is checked."""
-        self._is_pausable = False
-        """Whether the run, which cannot be checkpointed, has room to be paused."""
-        self._has_gpus = self._order.gpu_devices is None or bool(self._order.gpu_devices)
-        self._startup_s = 0.0
-        """Startup time of the last new process."""
+        self._memory = RunMemory(shared)
         self._empty_since_s = time.monotonic()
         self._reporter = SlotReporter(channel)
 
@@ -122,7 +103,7 @@ class TrialSlot:
         run = self._run
         if run is None or run.pid is None or (run.has_ended and not run.is_paused):
             return 0
-        return self._read_private_bytes(run, run.processes) if self._private_bytes is None else self._private_bytes
+        return self._memory.of(run)
 
     @property
     def pausing_bytes(self) -> int:
@@ -171,8 +152,6 @@ class TrialSlot:
         run = self._run
         if run is not None and run.has_ended and self._clear(run):
             self._reporter.add_end(dataclasses.replace(run.finish(), output=run.printed.size), run)
-            self._is_pausable = False
-            self._startup_s = run.startup_s or self._startup_s
             if run.is_paused:
                 own = self._paused.add(run, run.process_tree)
                 if not run.offloaded_pids:
@@ -180,8 +159,8 @@ class TrialSlot:
                 if self._wanted.memory_bytes == 0:
                     self._paused.evict_all()
             self._empty_since_s = time.monotonic()
-            self._run = run = self._private_bytes = None
-            self._private_bytes_valid = (0.0, 0.0)
+            self._memory.forget(run)
+            self._run = run = None
         if run is None:
             return self._fill()
         if run.pid is None and not run.has_ended:
@@ -239,18 +218,7 @@ class TrialSlot:
         """Whether suspended runs may be paused, here or in another slot of this process."""
         wanted = self._wanted
         may_resume = not wanted.stop and not self._shared.is_ending
-        return wanted.memory_bytes > 0 and may_resume and (not self._has_gpus or self._can_offload)
-
-    @property
-    def _can_offload(self) -> bool:
-        if self._driver_can_offload is None:
-            reason = (
-                cuda_checkpoint.unavailable_reason() if self._gpus else "NVIDIA's library does not show the slot's GPUs"
-            )
-            if reason:
-                logger.warning("trials are suspended by checkpoints only, not paused: %s", reason)
-            self._driver_can_offload = not reason
-        return self._driver_can_offload
+        return wanted.memory_bytes > 0 and may_resume and self._memory.can_release_gpus
 
     def _clear(self, run: SlotRun) -> bool:
         """Kills all that a run which has ended left in the slot, or freezes it if it is paused; then saves its outputs.
@@ -267,7 +235,7 @@ class TrialSlot:
             run.happened(Event.CLEAR)
         elif (
             run.phase is Phase.PAUSED
-            and (not self._gpus or self._release_gpus(run))
+            and (not self._gpus or self._memory.release_gpus(run, is_allowed=self._is_pausing_allowed))
             # SIGSTOP takes effect immediately, unless the machine is busy.
             and any(run.freeze() for _ in range(2))
         ):
@@ -275,98 +243,16 @@ class TrialSlot:
             run.happened(Event.CLEAR)
         return run.phase in (Phase.CLEARED, Phase.FROZEN) and self._save_outputs(run)
 
-    def _release_gpus(self, run: SlotRun) -> bool:
-        """Offloads the GPU memory of a paused run. Evicts the run if that fails, or if it may not be paused any more.
-
-        Returns:
-            Whether it holds no GPU memory; call it until it does not, or the run is no longer paused.
-        """
-        if not self._is_pausing_allowed:
-            run.evict()
-            return False
-        if run.offload is None:
-            if self._are_gpus_seen_free(run):
-                return True
-            # It may have more GPU memory than when the pause was requested.
-            if not self._reserve_memory(run):
-                run.evict()
-                return False
-            run.offload_gpus(self._gpus.bytes_by_process())
-        assert run.offload is not None
-        try:
-            if not run.offload.is_done():
-                if time.monotonic() - run.offload.started_at_s >= OFFLOAD_TIMEOUT_S:
-                    self._driver_can_offload = False
-                    self._paused.evict_all()
-                    raise CudaCheckpointError("the driver does not answer; GPU memory is not offloaded any more")
-                return False
-            assert run.offload.ended_at_s is not None
-            if self._are_gpus_seen_free(run):
-                return True
-            if time.monotonic() - run.offload.ended_at_s >= GPU_RELEASE_TIMEOUT_S:
-                raise CudaCheckpointError("its GPU memory was offloaded, but is still in use")
-        except CudaCheckpointError as error:
-            logger.warning("%s is evicted, its checkpoint stays: %s", run, error)
-            self._paused.offload_failed = True
-            run.evict()
-        return False
-
-    def _are_gpus_seen_free(self, run: SlotRun) -> bool:
-        return self._gpus.used_bytes() is not None and run.monitor.gpus_free()
-
-    def _reserve_memory(self, run: SlotRun) -> bool:
-        """Frees host memory to pause a run; returns whether it is to be paused.
-
-        Memory must suffice for the run with its GPU memory, for which others are evicted. Unless `always_pause` is set,
-        moving that back must also be faster than a new process, and must not have failed before.
-        """
-        if not self._is_pausing_allowed or not self._has_gpus:
-            return self._is_pausing_allowed
-        shared, processes = self._shared, run.processes
-        gpu_bytes = run.monitor.measure_gpu_bytes(processes)
-        shared.largest_bytes = max(shared.largest_bytes, self._read_private_bytes(run, processes))
-        needed_bytes = gpu_bytes + (0 if shared.resuming else shared.largest_bytes)
-        startup_s = run.startup_s or max(self._startup_s, 0.0 if run.is_resumed else run.age_s)
-        reason = "" if run.monitor.knows_gpu_bytes else "its part of the memory in use on its shared GPU is unknown"
-        if gpu_bytes and not self._order.always_pause:
-            if self._paused.offload_failed:
-                reason = "the GPU's driver has failed before"
-            elif gpu_bytes * OFFLOAD_S_PER_BYTE > startup_s:
-                reason = (
-                    f"moving its {gpu_bytes / (1 << 30):.1f} GiB of GPU memory takes longer than a new process, "
-                    f"which starts in {startup_s:.1f} s"
-                )
-        if not reason and not shared.has_room(needed_bytes):
-            reason = "there is not enough memory"
-        if reason:
-            logger.info("%s is not paused: %s", run, reason)
-            return False
-        shared.make_room(needed_bytes)
-        return True
-
     def _sample_usage(self, run: SlotRun) -> None:
         """Samples a run's usage, and evicts paused runs if memory is short."""
-        shared, paused, processes = self._shared, self._paused, run.processes
         run.sample_usage()
-        may_pause = (
-            self._is_pausing_allowed and run.reports.training and not (run.reports.preemptible or self._has_gpus)
-        )
-        if paused or may_pause:
-            until_s, up_to_bytes = self._private_bytes_valid
-            rss_bytes = run.monitor.latest.rss_bytes or 0
-            if self._private_bytes is None or time.monotonic() >= until_s or rss_bytes > up_to_bytes:
-                self._read_private_bytes(run, processes)
-            if paused:
-                shared.make_room()
-        self._is_pausable = may_pause and shared.can_pause(self)
-
-    def _read_private_bytes(self, run: SlotRun, processes: Iterable[psutil.Process]) -> int:
-        self._private_bytes = own = sum(map(private_bytes, processes))
-        self._private_bytes_valid = (
-            time.monotonic() + PRIVATE_BYTES_INTERVAL_S,
-            PRIVATE_BYTES_GROWTH * (run.monitor.latest.rss_bytes or 0),
-        )
-        return own
+        is_unsaved = run.reports.training and not (run.reports.preemptible or self._memory.has_gpus)
+        may_pause = self._is_pausing_allowed and is_unsaved
+        if self._paused or may_pause:
+            self._memory.refresh(run)
+            if self._paused:
+                self._shared.make_room()
+        self._memory.is_pausable = may_pause and self._shared.can_pause(self)
 
     def _start(self, run: SlotRun) -> None:
         """Has the process forked once the zygote is ready and nothing is left of an earlier run."""
@@ -420,12 +306,13 @@ class TrialSlot:
         elif run.end_requested_at_s is None and (
             self._wanted.leave or (not self._is_wanted(run) and (reports.preemptible or self._can_pause_unsaved(run)))
         ):
-            run.suspend(self._order.suspend_timeout_s, pause=self._reserve_memory(run))
+            run.suspend(self._order.suspend_timeout_s, pause=self._is_pausing_allowed and self._memory.reserve(run))
         run.kill_if_due()
 
     def _can_pause_unsaved(self, run: SlotRun) -> bool:
         """Whether a run that cannot be checkpointed can be paused now, or is being paused."""
-        return self._is_pausable and self._is_pausing_allowed and (run.is_pausing or self._shared.can_pause(self))
+        may_pause = self._memory.is_pausable and self._is_pausing_allowed
+        return may_pause and (run.is_pausing or self._shared.can_pause(self))
 
     def _save_outputs(self, run: SlotRun) -> bool:
         """Saves a run's output files; returns whether that is done, or has timed out in a slot that is killed."""
@@ -472,7 +359,7 @@ class TrialSlot:
             run=run.key,
             training=run.reports.training,
             preemptible=run.reports.preemptible,
-            pausable=self._is_pausable,
+            pausable=self._memory.is_pausable,
             suspending=run.end_requested_at_s is not None,
             step=run.reports.step,
             checkpoint=run.checkpoint[0],

@@ -67,7 +67,7 @@ MAX_WORKERS_RATIO = 1.3
 """Ratio of maximum to minimum workers above which a case is divided without a bound."""
 MAX_TARGET_RATIO = 1.5
 """Maximum ratio of a target speed to the speed reached."""
-MIN_BOUND_SHARE = 1e-3
+MIN_BOUND_SHARE = 1e-9
 """Minimum share of a bound that a speed must reach to be of interest."""
 MAX_TRIES = 3
 """Maximum cases of a number of ps that are placed after the bound no longer depends on them."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dike import process
-from executor import attempt, job_slot, slot_process, streams, trial_slot
+from executor import attempt, job_slot, run_memory, slot_process, streams, trial_slot
 from executor.channel import TaskChannel, TaskSlot
 from executor.environment import process_environment
 from executor.job_slot import JobSlot
@@ -77,7 +77,7 @@ def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> tuple[JobS
     for module in (attempt, streams):
         assert hasattr(module, "DRAIN_TIMEOUT_S")
         module.DRAIN_TIMEOUT_S = DRAIN_TIMEOUT_S
-    trial_slot.OFFLOAD_TIMEOUT_S = float(os.environ.get("OFFLOAD_TIMEOUT_S", trial_slot.OFFLOAD_TIMEOUT_S))
+    run_memory.OFFLOAD_TIMEOUT_S = float(os.environ.get("OFFLOAD_TIMEOUT_S", run_memory.OFFLOAD_TIMEOUT_S))
     trial_slot.ACKNOWLEDGE_TIMEOUT_S = float(os.environ.get("ACKNOWLEDGE_TIMEOUT_S", trial_slot.ACKNOWLEDGE_TIMEOUT_S))
     job_slot.STOP_GRACE_S = float(os.environ.get("STOP_GRACE_S", job_slot.STOP_GRACE_S))
     job_slot.PEER_LOST_TIMEOUT_S = float(os.environ.get("PEER_LOST_TIMEOUT_S", job_slot.PEER_LOST_TIMEOUT_S))

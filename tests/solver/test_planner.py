@@ -243,6 +243,15 @@ def test_least_traffic_is_by_the_costs_of_the_links(cost: float) -> None:
     assert all(other.traffic_bytes >= plan.traffic_bytes * (1 - 1e-9) for other in plan.alternatives)
 
 
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_steps_that_take_hours_are_planned(synchronous: bool) -> None:
+    """Two machines with room for one task each, a network of 1 Mbit/s, and work of a millisecond."""
+    slow = NodeClass(name="a", count=3, cpus=1.3, mem_bytes=12 * GIB, disk_bytes=900 * GIB, network_gbps=0.001)
+    model = profile([2000 * MB] * 2, flops=1e3, batch_size=1, sample_bytes=1, synchronous=synchronous)
+    plan = make_plan(PlanRequest(model, Cluster((slow,))))
+    assert plan.step_time_s.total > 3600
+
+
 def test_steps_without_an_end_are_not_called_a_lack_of_room() -> None:
     endless = made_up_profile({"a": (2, 2)}, api=Api.KERAS, flops=1e308)
     with pytest.raises(InfeasibleError, match="its steps would take longer than a number can express"):
