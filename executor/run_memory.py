@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from executor import cuda_checkpoint
 from executor.cuda_checkpoint import CudaCheckpointError
-from executor.monitor import private_bytes
+from executor.monitor import Gpus, private_bytes
+from executor.paused import PausedRuns
+from executor.slot_order import SlotOrder
+from executor.trial_messages import RunKey
 from executor.trial_run import SlotRun
 from executor.zygote_slot import GPU_RELEASE_TIMEOUT_S
-
-if TYPE_CHECKING:
-    from executor.trial_slot import TrialSlots
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,22 @@ OFFLOAD_TIMEOUT_S = 120.0
 """Maximum wait for the GPU driver to move GPU memory to the host."""
 
 
+class HostMemory(Protocol):
+    """Memory of all slots of one process (`executor.trial_slot.TrialSlots`)."""
+
+    order: SlotOrder
+    gpus: Gpus
+    paused: PausedRuns
+    largest_bytes: int
+
+    @property
+    def resuming(self) -> list[RunKey]: ...
+
+    def has_room(self, needed_bytes: int) -> bool: ...
+
+    def make_room(self, needed_bytes: int = 0) -> None: ...
+
+
 class RunMemory:
     """Memory of the runs in one slot, one after the other.
 
@@ -35,7 +51,7 @@ class RunMemory:
         is_pausable: whether the run, which cannot be checkpointed, has room to be paused.
     """
 
-    def __init__(self, shared: TrialSlots) -> None:
+    def __init__(self, shared: HostMemory) -> None:
         self._shared, self._gpus, self._paused = shared, shared.gpus, shared.paused
         self._always_pause = shared.order.always_pause
         self.has_gpus = shared.order.gpu_devices is None or bool(shared.order.gpu_devices)

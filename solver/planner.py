@@ -1,7 +1,7 @@
 """Makes a plan for a model on a cluster.
 
 A plan with parameter servers (ps) is the simplest that is at most 5% slower than the fastest found: fewest tasks, then
-fewest machines. `solver.search.relaxation` finds the fastest and a bound of any speed, `solver.placement.simplest` the
+fewest machines. `solver.search.relaxation` finds the fastest and a bound of any speed, `solver.search.simplest` the
 simplest.
 """
 
@@ -20,14 +20,14 @@ from solver.hardware import Hardware
 from solver.milp import SolverError
 from solver.nodes import NodeKind
 from solver.options import OptionSpace, default_rules, prune, raw_space, without_spare_cpus
-from solver.placement.least_traffic import least_traffic
-from solver.placement.simplest import Simplest
 from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import reasons
 from solver.request import PlanRequest, check_request, scenario_of
 from solver.resources import CPU_STEP, TaskResources, WorkerShape
 from solver.scenario import Scenario
+from solver.search.least_traffic import least_traffic
 from solver.search.relaxation import fastest
+from solver.search.simplest import Simplest
 from solver.search.space import Space
 from solver.shards import useful_ps_count
 from solver.shortage import shortage, smallest_tasks

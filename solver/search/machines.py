@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,9 @@ from solver.capacity import Ints
 from solver.nodes import NodeKind
 from solver.rate_arrays import waits_s
 from solver.resources import CPU_STEP, TaskResources, WorkerShape
+from solver.search.space import ROUNDING, Floats, Space
 from solver.shards import Shards
 from solver.units import MIB
-
-if TYPE_CHECKING:
-    from solver.search.space import Space
-
-Floats = NDArray[np.float64]
 
 MAX_FEW_MACHINES = 40
 """Number of machines up to which many cases are examined together, and small workers without GPUs in detail."""
@@ -41,7 +37,6 @@ MAX_CELLS = 20_000
 """... up to this number for all kinds of machines together, ..."""
 MIN_PIECES = 100
 """... but at least so many."""
-ROUNDING = 1e-9
 NO_RESOURCES = TaskResources(1e-3, 0, 0)
 """Smallest task, to examine whether others fit."""
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.capacity import Ints
-from solver.search.machines import ROUNDING, Floats, MachineArrays
+from solver.search.machines import MachineArrays
+from solver.search.space import ROUNDING, Floats
 
 MAX_ROUNDS = 12
 

@@ -37,10 +37,11 @@ from solver.placement.naming import Assignment
 from solver.placement.problem import slowest_times
 from solver.resources import TaskResources
 from solver.search.balance import balanced
-from solver.search.machines import ANY_CASE, MAX_FEW_MACHINES, ROUNDING, Case, Floats, MachineArrays, Row
+from solver.search.machines import ANY_CASE, MAX_FEW_MACHINES, Case, MachineArrays, Row
 from solver.search.optimum import RelaxedOptimum
 from solver.search.placing import assign_machines, trim_machines
-from solver.search.space import Space
+from solver.search.relaxed_problems import machines_reaching, rate_optima, windows
+from solver.search.space import ROUNDING, Floats, Space
 from solver.shards import Shards
 
 MAX_HOST_KINDS = 3
@@ -373,7 +374,7 @@ class _Search:
         """
         arrays, bound, best = self._arrays(case.ps, case.of), math.inf, case.low
         prices = self._prices(arrays)
-        for price, found in zip(prices, self._space.rate_optima(arrays, [case.low], prices), strict=True):
+        for price, found in zip(prices, rate_optima(self._space, arrays, [case.low], prices), strict=True):
             self._best.effort += arrays.effort
             if found is None:
                 return 0.0, best
@@ -420,7 +421,7 @@ class _Search:
         if most < least or not len(self._works):
             return
         chunks = np.array_split(np.arange(len(self._works)), min(WORK_RANGES, len(self._works)))
-        windows = self._space.windows(one)
+        step_ranges = windows(self._space, one)
         # Of equal bounds, more ps come first: their CPUs are the last to limit the speed.
         counts = self._space.ps_counts()
         more = [MORE_PS] if len(counts) < self._space.most_ps else []
@@ -430,7 +431,7 @@ class _Search:
                 for chunk in chunks:
                     yield _SyncCase(ps, (int(chunk[0]), int(chunk[-1])), (least, most))
                 continue
-            for window in windows:
+            for window in step_ranges:
                 most_rate = self._arrays(1, window).most_rate
                 if not most_rate:
                     continue
@@ -524,7 +525,8 @@ class _Search:
         """Machines that are that fast in the optimistic reading; None if none are."""
         arrays = self._arrays(case.ps)
         self._best.effort += 2 * arrays.effort
-        return self._space.machines_reaching(
+        return machines_reaching(
+            self._space,
             arrays,
             self._loads[case.ps],
             goal,
@@ -559,7 +561,7 @@ class _Search:
         while speeds:
             speed = speeds.pop(0) * (1 + MIN_SPEED_GAIN / 10)
             self._best.effort += 2 * arrays.effort
-            found = space.machines_reaching(arrays, self._loads[ps], speed, (work_s, work_s), (workers, workers))
+            found = machines_reaching(space, arrays, self._loads[ps], speed, (work_s, work_s), (workers, workers))
             if found is not None:
                 yield found
                 if self._best.speed > speed * (1 + MIN_SPEED_GAIN / 5):
@@ -574,7 +576,7 @@ class _Search:
         for _ in range(MAX_NARROWINGS):
             speed = math.sqrt(low * high)
             self._best.effort += 2 * arrays.effort
-            found = space.machines_reaching(arrays, self._loads[ps], speed, (work_s, work_s), (workers, workers))
+            found = machines_reaching(space, arrays, self._loads[ps], speed, (work_s, work_s), (workers, workers))
             best, low, high = (best, low, speed) if found is None else (found, speed, high)
         if best is not None:
             yield best
@@ -604,7 +606,7 @@ class _Search:
         prices = self._prices(arrays)
         if len(prices) > 1:
             some = [case.low, math.sqrt(case.low * case.high) if case.width <= MAX_PLACED_WIDTH else case.best]
-            for index, found in enumerate(self._space.rate_optima(arrays, some, prices)):
+            for index, found in enumerate(rate_optima(self._space, arrays, some, prices)):
                 self._best.effort += arrays.effort
                 if found is not None:
                     yield trim_machines(arrays, found, some[index // len(prices)])
@@ -618,7 +620,7 @@ class _Search:
         points = high * np.arange(1, many + 1) / many
         for _ in range(MAX_BISECTIONS):
             reached = low
-            for steps, found in zip(points.tolist(), self._space.rate_optima(arrays, points.tolist()), strict=True):
+            for steps, found in zip(points.tolist(), rate_optima(self._space, arrays, points.tolist()), strict=True):
                 self._best.effort += arrays.effort
                 if found is not None and found.steps >= steps * (1 - ROUNDING):
                     best, reached = found, steps

@@ -1,26 +1,24 @@
-"""The placements that are searched together, and what relaxed problems say about them."""
+"""The placements that are searched together: machines, worker shapes, numbers of tasks."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.async_rates import LINK_SHARE
-from solver.capacity import Ints
 from solver.placement.naming import Assignment
 from solver.placement.problem import hosts_workers
 from solver.resources import CPU_STEP, WorkerShape
 from solver.scenario import Scenario
-from solver.search.machines import ANY_CASE, ROUNDING, Case, Floats, MachineArrays
-from solver.search.optimum import MAX_ROUNDS, RelaxedOptimum, allocate, worth_of
 from solver.step_time import StepModel
 
+Floats = NDArray[np.float64]
+
+ROUNDING = 1e-9
 MIN_LOAD_REDUCTION = 0.01
 """Minimum reduction of the busiest ps' load, as a share, by a further ps or a later one."""
 MAX_ALL_PS = 6
@@ -29,8 +27,6 @@ PS_COUNT_RATIO = 1.25
 """Ratio of larger numbers that are searched."""
 MAX_SHARDINGS = 200
 """Numbers of ps for which the variables are distributed to find the largest shard."""
-MAX_WINDOW_RATIO = 1.25
-"""Ratio of the shortest steps of neighbouring cases, where workers without GPUs may have any number of CPUs."""
 MAX_STEP_RATIO = 3.0
 """Asynchronous workers whose step takes more times the fastest one's are not used: their gradients are of weights that
 are many steps old (paper 'Dike', section 3.2: unlike workers are stragglers)."""
@@ -125,33 +121,6 @@ class Space:
         """Transfers of a step over the cluster's fastest card, so that a slow card alone makes no worker too slow."""
         return self.model.transfer_by_card_s(self.scenario.fastest_card, 0, 0.0)
 
-    def windows(self, arrays: MachineArrays) -> list[Case]:
-        """Cases such that any workers whose steps differ by at most `MAX_STEP_RATIO` are within one of them."""
-        if self.scenario.profile.synchronous:
-            return [ANY_CASE]
-        steps = np.unique(np.round(arrays.steps[(arrays.room > 0) & np.isfinite(arrays.steps)], 9))
-        if not len(steps) or steps[-1] <= MAX_STEP_RATIO * steps[0]:
-            return [ANY_CASE]
-        lows = list(zip(steps.tolist(), steps.tolist(), strict=True))
-        of_cpus = arrays.steps[(arrays.room > 0) & np.isfinite(arrays.steps) & arrays.is_cpu]
-        if len(of_cpus):
-            # With fewer CPUs a worker's step may have any length.
-            shortest = round(float(of_cpus.min()), 9)
-            count = math.ceil(math.log(max(1.0, steps[-1] / shortest), MAX_WINDOW_RATIO)) + 1
-            points = shortest * MAX_WINDOW_RATIO ** np.arange(count + 1)
-            lows = [low for low in lows if low[0] < shortest]
-            lows += list(itertools.pairwise(points.tolist()))
-        cases, covered = [], 0.0
-        for low, next_low in lows:
-            high = next_low * MAX_STEP_RATIO * (1 + ROUNDING)
-            slowest = float(steps[np.searchsorted(steps, high, side="right") - 1])
-            if slowest <= covered:
-                continue
-            covered = slowest
-            fastest = float(steps[min(len(steps) - 1, np.searchsorted(steps, low * (1 - ROUNDING)))])
-            cases.append(Case(steps=(low, high), real_steps=(fastest, fastest * MAX_STEP_RATIO)))
-        return cases
-
     def has_similar_workers(self, assignment: Assignment) -> bool:
         """Whether no asynchronous worker is too slow beside the others (`MAX_STEP_RATIO`)."""
         if self.scenario.profile.synchronous:
@@ -201,161 +170,3 @@ class Space:
             if since >= 4:
                 break
         return sorted(counts)
-
-    # Relaxed optima.
-
-    def machines_reaching(
-        self,
-        arrays: MachineArrays,
-        load: float,
-        samples_per_s: float,
-        works: tuple[float, float],
-        workers: tuple[int, int],
-    ) -> RelaxedOptimum | None:
-        """Synchronous: machines on which a plan of that speed is possible with that number of workers; None if none
-        are.
-
-        Args:
-            arrays: the machines.
-            load: of the busiest ps.
-            samples_per_s: the speed.
-            works: minimum and maximum of the slowest worker's work.
-            workers: minimum and maximum workers.
-        """
-        model, (fewest, most), (least_work_s, most_work_s) = self.model, workers, works
-        allowed = arrays.work <= most_work_s * (1 + ROUNDING) + ROUNDING
-        room = np.where(allowed, arrays.room, 0)
-        if not arrays.samples.size:
-            return None
-        samples = min(most * arrays.most_samples, float(arrays.counts @ (room * arrays.samples).max(axis=(1, 2))))
-        rest_s = model.update_s(load, fewest) + model.dispatch_s(fewest)
-        found = None
-        for _ in range(MAX_ROUNDS):
-            round_s = samples / samples_per_s
-            left_s = round_s - rest_s - (0.0 if model.overlap else least_work_s)
-            if left_s < 0 or (model.overlap and least_work_s > round_s * (1 + ROUNDING)):
-                return None
-            found = self._within(arrays, room, left_s, fewest, most)
-            if found is None or found.value <= 0:
-                return None
-            if found.value >= samples * (1 - ROUNDING):
-                return found
-            samples = found.value
-        return found
-
-    def _within(
-        self, arrays: MachineArrays, room: Ints, network_s: float, fewest: int, most: int
-    ) -> RelaxedOptimum | None:
-        """The most samples of a step with no card busy for longer."""
-        half, low, high = network_s * arrays.cards / 2, arrays.ends[0], arrays.ends[-1]
-        if arrays.largest and not _can_send_shards(arrays, room, half[:, 0, 0], fewest):
-            return None
-        with np.errstate(divide="ignore", invalid="ignore"):
-            receive = np.where(high < arrays.total, half / (arrays.total - high), np.inf)
-            inside = np.where(low > 0, network_s * self.within_bytes_per_s / (2 * low), np.inf)
-            send = np.where(low > 0, fewest - half / low, 0.0)
-        upper = np.minimum(room, np.floor(np.minimum(np.minimum(receive, inside), 1e9) * (1 + ROUNDING)))
-        lower = np.maximum(0, np.ceil(send - ROUNDING * fewest))
-        fits = lower <= upper
-        value = np.where(fits, upper * arrays.samples, -np.inf)
-        lowest = np.broadcast_to(lower, upper.shape)
-        value = np.concatenate([value, np.where(fits, lowest * arrays.samples, -np.inf)], axis=2)
-        upper = np.concatenate([upper, lowest], axis=2)
-        return allocate(arrays, value, upper, most)
-
-    def rate_optima(
-        self, arrays: MachineArrays, at: Sequence[float], prices: Sequence[float] = (0.0,)
-    ) -> Iterator[RelaxedOptimum | None]:
-        """Asynchronous: optima with the links evaluated at X steps/s of all workers.
-
-        Args:
-            arrays: the machines.
-            at: values of X.
-            prices: prices of a step, subtracted from its samples; none above the samples of any step.
-
-        Yields:
-            For each X, and each price in turn, samples less the price of the steps; None if the ps do not fit.
-        """
-        batches = [np.array(at)] if arrays.are_few else [np.array([steps_per_s]) for steps_per_s in at]
-        for batch in batches:
-            for steps_per_s, made, workers, possible in zip(batch, *self._link_rates(arrays, batch), strict=True):
-                if not _can_serve_largest(arrays, float(steps_per_s)):
-                    yield from itertools.repeat(None, len(prices))
-                    continue
-                for price in prices:
-                    found = allocate(arrays, worth_of(arrays, made, possible, price), workers, self.max_workers)
-                    yield None if found is None else replace(found, made=made)
-
-    def _link_rates(self, arrays: MachineArrays, at: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """Rates that the links allow at some X: steps/s, number of workers needed, and whether it is possible.
-
-        All are X x rows x ps x choices: the most steps; if the number of workers is limited, also the most of workers
-        that the link does not slow down, and the fewest steps that it needs; the last choice is no workers.
-        """
-        rates, at, cards = arrays.rates, at[:, None, None, None], arrays.cards * LINK_SHARE
-        most = np.full((len(at), *rates.shape), -1.0)
-        fewest = np.full(most.shape, np.inf)
-        least_stored, half = arrays.ends[0], np.clip(arrays.total / 2, arrays.ends[0], arrays.ends[-1])
-        # Of shards between the ends, half of all are best for a link.
-        for stored in arrays.ends if len(arrays.ends) == 1 else (*arrays.ends, half):
-            left, each = cards - stored * at, arrays.total - 2 * stored
-            left = np.where(np.abs(left) <= ROUNDING * cards, 0.0, left)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                link = np.where(each > 0, left / each, np.where((each < 0) | (left >= 0), np.inf, -1.0))
-                least = np.where(each < 0, np.maximum(0.0, left / each), 0.0)
-                inside = np.where(least_stored > 0, self.within_bytes_per_s / (2 * least_stored), np.inf)
-                link = np.minimum(link, inside)
-            made = np.minimum(rates * arrays.room, link)
-            keeps_up = (made >= 0) & (made >= least * (1 - ROUNDING))
-            most = np.where(keeps_up, np.maximum(most, made), most)
-            fewest = np.where(keeps_up, np.minimum(fewest, least), fewest)
-        possible, most = most >= 0, np.maximum(most, 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            workers = np.where(rates > 0, np.ceil(most / rates * (1 - ROUNDING)), 0)
-        workers = np.minimum(workers, arrays.room)
-        all_made, all_workers, all_possible = [most], [workers], [possible]
-        if arrays.most_workers > self.max_workers:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                needed = np.where(possible & (rates > 0), np.ceil(fewest / rates * (1 - ROUNDING)), 0)
-                whole = np.where(rates > 0, np.floor(most / rates * (1 + ROUNDING)), 0)
-            for some in (np.maximum(whole, needed), needed):
-                some = np.minimum(np.nan_to_num(some), workers)
-                all_made.append(np.minimum(most, some * rates))
-                all_workers.append(some)
-                all_possible.append(possible)
-        idle = np.broadcast_to(arrays.ends[0] * at <= cards * (1 + ROUNDING), (*most.shape[:3], 1))
-        none = np.zeros(idle.shape)
-        return (
-            np.concatenate([*all_made, none], axis=-1),
-            np.concatenate([*all_workers, none], axis=-1),
-            np.concatenate([*all_possible, idle], axis=-1),
-        )
-
-
-def _can_serve_largest(arrays: MachineArrays, steps_per_s: float) -> bool:
-    """Whether some card can send the largest shard at that rate of all workers; asynchronous, optimistic reading.
-
-    A machine with more than half of all bytes can, as its own workers need fewer of them.
-    """
-    if not arrays.largest or 2 * arrays.largest > arrays.total:
-        return True
-    has_ps = arrays.fits[:, 1:].any(axis=1)
-    cards = np.where(has_ps, arrays.cards[:, 0, 0], 0.0).max() * LINK_SHARE
-    return bool(arrays.largest * steps_per_s <= cards * (1 + ROUNDING))
-
-
-def _can_send_shards(arrays: MachineArrays, room: Ints, half: Floats, fewest: int) -> bool:
-    """Whether machines can send all shards, the largest from one of them, to the workers elsewhere; synchronous.
-
-    Args:
-        arrays: the machines, in the optimistic reading.
-        room: maximum workers, rows x ps x choices.
-        half: maximum bytes that a machine of each row sends in a step.
-        fewest: minimum workers of the job.
-    """
-    has_ps = arrays.fits[:, 1:].any(axis=1)
-    near = np.where(arrays.fits[:, 1:, None], room[:, 1:], 0).max(axis=(1, 2), initial=0)
-    far = np.maximum(0, fewest - near)
-    with np.errstate(divide="ignore"):
-        most = np.where(has_ps, np.where(far > 0, half / far, np.inf), 0.0) * (1 + ROUNDING)
-    return bool((most >= arrays.largest).any() and arrays.counts @ np.minimum(most, arrays.total) >= arrays.total)

@@ -436,14 +436,14 @@ def test_what_was_lost_is_logged_in_words_and_a_normal_end_is_not(caplog: pytest
 def test_a_thousand_queued_jobs_are_planned_once_for_each_kind_and_supply(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = SchedulerStage({f"agent-{number}": 0.1 for number in range(5)})
     plans = 0
-    search = planner._search
+    search = planner.fastest
 
     def counted(*arguments: Any, **more: Any) -> Any:
         nonlocal plans
         plans += 1
         return search(*arguments, **more)
 
-    monkeypatch.setattr(planner, "_search", counted)
+    monkeypatch.setattr(planner, "fastest", counted)
 
     def make(handle: JobEntry) -> TrainingJob:
         job_spec = spec(job_id=handle.job_id, max_workers=1 + handle.number % 4)
@@ -456,7 +456,7 @@ def test_a_thousand_queued_jobs_are_planned_once_for_each_kind_and_supply(monkey
     assert len(stage.scheduler.jobs) == 1000
     assert not stage.failed
     planned = plans
-    # Each plan that fails takes up to two searches (with and without the rule `all_gpus_used`).
+    # Each plan takes up to two searches (with GPUs only, and of all workers).
     assert 0 < planned < 40
     stage.run(40.0)
     assert plans - planned <= 12, "offers that were too little are still too little"

@@ -20,11 +20,11 @@ from solver.options import PAPER, default_rules
 from solver.placement.class_counts import proven_counts
 from solver.placement.naming import Assignment
 from solver.placement.problem import placement_problem
-from solver.placement.simplest import Simplest, simplicity
 from solver.planner import PS_CPU_FACTORS
 from solver.request import scenario_of
 from solver.resources import WorkerShape
 from solver.search.relaxation import fastest
+from solver.search.simplest import Simplest, simplicity
 from solver.search.space import Space
 from solver.shards import shard
 from solver.units import GIB, SIMPLE_TIE_SHARE

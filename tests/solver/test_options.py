@@ -278,7 +278,7 @@ def test_any_rule_can_be_switched_off() -> None:
     model, cluster = profile(synchronous=True), k80(2, network_gbps=2.0)
     inside = make_plan(PlanRequest(model, cluster, rules=PAPER))
     for rule in PAPER:
-        plan = make_plan(PlanRequest(model, cluster, rules=PAPER - {rule}, time_limit_s=1.0))
+        plan = make_plan(PlanRequest(model, cluster, rules=PAPER - {rule}))
         assert plan.samples_per_s >= inside.samples_per_s * 0.95
         assert rule not in plan.options.pruned
         assert plan.options.considered > inside.options.considered

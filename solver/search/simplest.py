@@ -19,8 +19,7 @@ from solver.placement.class_counts import NO_LIMITS, CountLimits, Counts, Floor,
 from solver.placement.class_steps import Reach, Steps
 from solver.placement.naming import Assignment, assign
 from solver.placement.problem import PlacementProblem, State, placement_problem, slowest_times, with_slowest
-from solver.search.machines import ROUNDING
-from solver.search.space import MAX_STEP_RATIO, Space
+from solver.search.space import MAX_STEP_RATIO, ROUNDING, Space
 from solver.step_time import StepModel
 
 MAX_PROGRAMS = 60
