@@ -61,7 +61,7 @@ def test_only_what_is_kept_is_started_again(daemons: Daemons) -> None:
     loose.kill()
     kept.kill()
     assert is_alive(daemons.successor("kept", kept))
-    assert daemons.control.has_ended("loose")
+    wait_until(lambda: daemons.control.has_ended("loose"), "the end of the other")
     assert daemons.control.given_up() == {}
     wait_until(lambda: log.read_text().count("here") == 2, "the output of both")
 
