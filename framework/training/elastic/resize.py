@@ -8,35 +8,21 @@ two attempts never run at the same time.
 from __future__ import annotations
 
 import dataclasses
-import enum
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 from framework.mesos.offers import AgentOffer
 from framework.mesos.tasks import TaskState
 from framework.training.elastic.layout import Layout, size_of
+from framework.training.elastic.phases import Event, Phase, SizePhase
 from framework.training.elastic.slots import ElasticSlots
 from framework.training.launch import cluster_spec, launch_operation, place, task_spec
 from framework.training.spec import JobSpec, JobTask, Resize
 from framework.training.state import JobRun
 
-logger = logging.getLogger(__name__)
-
 WARM_UP_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 90.0
 """Maximum time for a process to save and end; its slot kills it earlier."""
-
-
-class Stage(enum.Enum):
-    WARMING = enum.auto()
-    """Additional tasks warm up; the job trains."""
-    SAVING = enum.auto()
-    """The chief saves and ends."""
-    CLEARING = enum.auto()
-    """All other processes end."""
-    STARTING = enum.auto()
-    """The next attempt has started and has not made a step."""
 
 
 def additional_tasks(
@@ -76,6 +62,7 @@ class RunningResize:
 
     Args:
         run: its current attempt; becomes the next one.
+        size: the phase of the job's size.
         new: the additional tasks, already launched.
         reason: shown to the user.
 
@@ -88,21 +75,20 @@ class RunningResize:
         spec: JobSpec,
         run: JobRun,
         slots: ElasticSlots,
+        size: SizePhase,
         target: Layout,
         new: Sequence[JobTask],
         reason: str,
-        now_s: float,
     ) -> None:
         self._spec = spec
         self._run = run
         self._slots = slots
-        self._since_s = now_s
+        self._size = size
         self.target = target
         self.new = new
         self.reason = reason
         assert run.plan is not None
         self.before = size_of(run.plan)
-        self.stage = Stage.WARMING
         self.stopped_s = 0.0
         for task in new:
             slots.want(task, None)
@@ -110,22 +96,23 @@ class RunningResize:
     @property
     def has_begun(self) -> bool:
         """Whether processes of the job have been asked to stop."""
-        return self.stage is not Stage.WARMING
+        return self._size.phase is not Phase.WARMING
 
     def failure(self, now_s: float) -> str:
         """What timed out, or which additional task ended too late to be left out; empty if nothing did."""
-        if self.stage in (Stage.SAVING, Stage.CLEARING):
+        phase, waited_s = self._size.phase, now_s - self._size.since_s
+        is_stopping = phase in (Phase.SAVING, Phase.CLEARING)
+        if is_stopping:
             dead = next((task for task in self.new if task.state.is_terminal()), None)
             if dead is not None:
                 return f"{dead.failure}{dead.output_location}"
-        if self.stage is Stage.CLEARING:
+        if phase is Phase.CLEARING:
             ended = next((task for task in self._run.members if task.state.is_terminal()), None)
             if ended is not None:
                 return f"{ended.name} ended while the job changed its size"
-        waited_s = now_s - self._since_s
-        if self.stage is Stage.WARMING and waited_s > WARM_UP_TIMEOUT_S:
+        if phase is Phase.WARMING and waited_s > WARM_UP_TIMEOUT_S:
             return f"the additional tasks were not ready within {WARM_UP_TIMEOUT_S:g} s"
-        if self.stage in (Stage.SAVING, Stage.CLEARING) and waited_s > STOP_TIMEOUT_S:
+        if is_stopping and waited_s > STOP_TIMEOUT_S:
             return f"the job's processes did not end within {STOP_TIMEOUT_S:g} s"
         return ""
 
@@ -137,25 +124,24 @@ class RunningResize:
     def script_has_ended(self) -> bool:
         """Whether the chief's script finished just when it was asked to stop."""
         chief = self.chief
-        return self.stage is Stage.SAVING and self._slots.exit_code(chief, self._run.attempt) == 0
+        return self._size.phase is Phase.SAVING and self._slots.exit_code(chief, self._run.attempt) == 0
 
-    def advance(self, now_s: float) -> Stage | None:
-        """Enters the next stage if possible; returns it, or None if the stage is unchanged."""
-        before = self.stage
-        if self.stage is Stage.WARMING and not self.late:
+    def advance(self, now_s: float) -> None:
+        """Enters the next phase if possible."""
+        phase = self._size.phase
+        if phase is Phase.WARMING and not self.late:
             self.stopped_s = now_s
             self._slots.want(self.chief, None)
-            self._enter(Stage.SAVING, now_s)
-        elif self.stage is Stage.SAVING and self._slots.is_empty(self.chief):
+            self._size.happened(Event.READY, now_s)
+        elif phase is Phase.SAVING and self._slots.is_empty(self.chief):
             # Not before: a synchronous chief needs the others to end its step. Workers of a gang end by themselves.
             for task in self._run.members:
                 if task is not self.chief:
                     self._slots.want(task, None)
-            self._enter(Stage.CLEARING, now_s)
-        elif self.stage is Stage.CLEARING and all(self._slots.is_empty(task) for task in self._run.members):
+            self._size.happened(Event.SAVED, now_s)
+        elif phase is Phase.CLEARING and all(self._slots.is_empty(task) for task in self._run.members):
             self._start_next_attempt()
-            self._enter(Stage.STARTING, now_s)
-        return None if self.stage is before else self.stage
+            self._size.happened(Event.CLEARED, now_s)
 
     def complete(self, saved_step: int, now_s: float) -> Resize:
         """Summarizes the change after the next attempt's first step."""
@@ -173,11 +159,6 @@ class RunningResize:
 
     def _is_ready(self, task: JobTask) -> bool:
         return task.state is TaskState.RUNNING and self._slots.is_ready(task)
-
-    def _enter(self, stage: Stage, now_s: float) -> None:
-        logger.info("change of size: %s after %.2f s of %s", stage.name, now_s - self._since_s, self.stage.name)
-        self.stage = stage
-        self._since_s = now_s
 
     def _start_next_attempt(self) -> None:
         run, target = self._run, self.target

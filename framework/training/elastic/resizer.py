@@ -27,7 +27,8 @@ from framework.scheduler.demand import Demand
 from framework.scheduler.job import Decline, Launch, Message, Reclaimable
 from framework.training.elastic.autoscaler import Autoscaler
 from framework.training.elastic.layout import Layout, Size, size_of, without
-from framework.training.elastic.resize import RunningResize, Stage, additional_tasks
+from framework.training.elastic.phases import CHANGING, Event, Phase, SizePhase
+from framework.training.elastic.resize import RunningResize, additional_tasks
 from framework.training.elastic.slots import ElasticSlots
 from framework.training.elastic.stragglers import StragglerFinder
 from framework.training.launch import DoesNotFitError, task_spec
@@ -53,11 +54,11 @@ class _ResizeLaunch:
     """A change whose additional tasks are being launched.
 
     Attributes:
-        resize: starts the change at a given time, after the launch.
+        resize: starts the change, after the launch.
         operations: agent id -> its launch operation.
     """
 
-    resize: Callable[[float], RunningResize]
+    resize: Callable[[], RunningResize]
     new: Sequence[JobTask]
     operations: Mapping[str, dict[str, Any]]
 
@@ -88,13 +89,16 @@ class Resizer(ReportListener):
         self._clock = clock
         self._autoscaler = Autoscaler(spec, run, demand)
         self._slots = ElasticSlots(outbox)
+        self._size = SizePhase()
         self._adoption: Adoption | None = None
+        """While adopting."""
         self._nodes: tuple[NodeClass, ...] = ()
         self._stragglers = StragglerFinder(run, observer, spec.resize_interval_s)
         self._straggler: JobTask | None = None
-        self._resize: RunningResize | None = None
-        self._gathering_since_s: float | None = None
         self._launching: _ResizeLaunch | None = None
+        """While launching."""
+        self._resize: RunningResize | None = None
+        """While a change is under way."""
         self._reclaimed_ids: frozenset[str] = frozenset()
         self._reclaim_reason = ""
         self._resizable_from_s = math.inf
@@ -110,17 +114,32 @@ class Resizer(ReportListener):
 
     @property
     def wants_offers(self) -> bool:
-        return self._gathering_since_s is not None
+        return self._size.phase is Phase.GATHERING
 
     @property
     def is_stopping(self) -> bool:
         """Whether a change is stopping the job's processes, so that any other end of a task breaks it off."""
-        return self._resize is not None and self._resize.stage in (Stage.SAVING, Stage.CLEARING)
+        return self._size.phase in (Phase.SAVING, Phase.CLEARING)
 
     @property
     def is_saving(self) -> bool:
         """Whether only the chief has been asked to stop."""
-        return self._resize is not None and self._resize.stage is Stage.SAVING
+        return self._size.phase is Phase.SAVING
+
+    def validate(self) -> None:
+        """Checks what holds in each phase.
+
+        Raises:
+            RuntimeError: something does not hold, which is a defect.
+        """
+        phase = self._size.phase
+        holds = (
+            (self._adoption is not None) == (phase is Phase.ADOPTING)
+            and (self._launching is not None) == (phase is Phase.LAUNCHING)
+            and (self._resize is not None) == (phase in CHANGING)
+        )
+        if not holds:
+            raise RuntimeError(f"the size of the job is {phase}, but its parts say otherwise")
 
     # Events of the job.
 
@@ -160,6 +179,7 @@ class Resizer(ReportListener):
         self._nodes = tuple(nodes)
         self._autoscaler.launched(self._run.plan, nodes)
         self._stragglers.reset()
+        self._size.happened(Event.BEGIN, self._clock())
         self._cool_down(self._clock())
 
     def state(self) -> ElasticState:
@@ -175,19 +195,20 @@ class Resizer(ReportListener):
         self._samples = []
         self._autoscaler.total_steps, self._autoscaler.cost_s = state.total_steps, state.cost_s
         self._adoption = Adoption(self._spec, self._run, self._slots)
+        self._size.happened(Event.ADOPT, self._clock())
 
     def stop(self) -> None:
-        self._resize = self._straggler = self._adoption = None
+        self._resize = self._straggler = self._adoption = self._launching = None
         self._is_sampling = False
         self._next_s = math.inf
-        self._gathering_since_s = None
+        self._size.happened(Event.STOP, self._clock())
         self._slots.clear()
 
     def task_ended(self, task: JobTask) -> None:
         """Handles the end of any task; cancels a change that has not begun."""
         resize = self._resize
         if task.member:
-            self._gathering_since_s = None
+            self._end_gathering()
         if task is self._straggler:
             self._straggler = None
         if resize is not None and not resize.has_begun and (task.member or task in resize.new):
@@ -224,7 +245,7 @@ class Resizer(ReportListener):
         if task.step is None or not task.member or not self._spec.is_chief(task.planned):
             return
         now_s = self._clock()
-        if self._resize is not None and self._resize.stage is Stage.STARTING:
+        if self._resize is not None and self._size.phase is Phase.STARTING:
             self._complete(self._resize, task.step, now_s)
         self._autoscaler.progressed(now_s, task.step, task.loss)
 
@@ -233,16 +254,20 @@ class Resizer(ReportListener):
     def tick(self, now_s: float, *, may_begin: bool) -> str:
         """Runs what is due; returns why the job has to restart, empty if it need not."""
         self._slots.send(now_s)
+        self.validate()
         if self._adoption is not None:
             failure = self._adoption.tick()
             if self._adoption.is_over:
                 self._adoption = None
+                self._size.happened(Event.ADOPTED, now_s)
             return failure
         if self._resize is not None:
             return self._advance(self._resize, now_s)
-        if self._gathering_since_s is not None:
-            if now_s - self._gathering_since_s >= OFFER_TIMEOUT_S:
+        if self._size.phase is Phase.GATHERING:
+            if now_s - self._size.since_s >= OFFER_TIMEOUT_S:
                 self.consider((), now_s)
+        elif self._size.phase is not Phase.STEADY:
+            return ""
         elif may_begin and not self._is_size_fixed and self._reclaimed_ids:
             # It does not grow before the request is withdrawn.
             target = self._without_reclaimed(now_s) if self._is_settled else None
@@ -275,7 +300,7 @@ class Resizer(ReportListener):
             self._autoscale([], now_s)
         elif decision is not None or self._straggler is not None:
             # Offers are withheld from other frameworks only if the job may gain.
-            self._gathering_since_s = now_s
+            self._size.happened(Event.GATHER, now_s)
 
     def _next_sample(self) -> Layout | None:
         """The next size to measure before the central allocation decides again."""
@@ -303,7 +328,7 @@ class Resizer(ReportListener):
     def reclaim(self, task_ids: frozenset[str], reason: str) -> None:
         """Requests the release of exactly these tasks; an empty set withdraws the request."""
         if task_ids and not self._reclaimed_ids:
-            self._gathering_since_s = None
+            self._end_gathering()
         self._reclaimed_ids = task_ids
         self._reclaim_reason = reason
 
@@ -328,8 +353,12 @@ class Resizer(ReportListener):
 
     # Launches.
 
+    def _end_gathering(self) -> None:
+        if self._size.phase is Phase.GATHERING:
+            self._size.happened(Event.DECIDE, self._clock())
+
     def consider(self, agents: Sequence[AgentOffer], now_s: float) -> Launch | Decline:
-        self._gathering_since_s = None
+        self._end_gathering()
         self._decide(agents, now_s)
         if self._launching is None and self._resize is None and now_s - self._scaled_s < RELEASE_POLL_TIMEOUT_S:
             self._next_s = min(self._next_s, now_s + RELEASE_POLL_INTERVAL_S)
@@ -339,7 +368,8 @@ class Resizer(ReportListener):
         launch = self._launching
         assert launch is not None
         self._launching = None
-        self._resize = launch.resize(self._clock())
+        self._resize = launch.resize()
+        self._size.happened(Event.LAUNCHED, self._clock())
         self._observer.launched(launch.new)
 
     def refused(self, error: MasterUnavailableError | CallRefusedError) -> None:
@@ -348,6 +378,7 @@ class Resizer(ReportListener):
         for task in self._launching.new:
             task.stop_requested = True
         self._launching = None
+        self._size.happened(Event.REFUSED, self._clock())
         self._observer.notify(f"the job keeps its size: {error}")
 
     def _decide(self, agents: Sequence[AgentOffer], now_s: float) -> None:
@@ -376,12 +407,16 @@ class Resizer(ReportListener):
             return
         self._run.add(new, operations.values())
         launch = _ResizeLaunch(
-            functools.partial(RunningResize, self._spec, self._run, self._slots, target, new, reason), new, operations
+            functools.partial(RunningResize, self._spec, self._run, self._slots, self._size, target, new, reason),
+            new,
+            operations,
         )
         if operations:
             self._launching = launch
+            self._size.happened(Event.LAUNCH, now_s)
         else:
-            self._resize = launch.resize(now_s)
+            self._resize = launch.resize()
+            self._size.happened(Event.CHANGE, now_s)
 
     # Progress of a change.
 
@@ -396,16 +431,20 @@ class Resizer(ReportListener):
             # It finished before the stop request arrived.
             resize.chief.finished = self._is_size_fixed = True
             self._abandon(resize, "the script has ended")
-        elif resize.advance(now_s) is Stage.STARTING:
-            self._resumed_step = self._straggler = None
-            self._result.plan = self._run.plan
-            self._result.addresses = {task.name: task.address for task in self._run.members}
-            self._autoscaler.restarted()
-            self._stragglers.reset()
+        else:
+            is_starting = self._size.phase is Phase.STARTING
+            resize.advance(now_s)
+            if self._size.phase is Phase.STARTING and not is_starting:
+                self._resumed_step = self._straggler = None
+                self._result.plan = self._run.plan
+                self._result.addresses = {task.name: task.address for task in self._run.members}
+                self._autoscaler.restarted()
+                self._stragglers.reset()
         return ""
 
     def _complete(self, resize: RunningResize, step: int, now_s: float) -> None:
         self._resize = None
+        self._size.happened(Event.STEP, now_s)
         saved = self._saved_step or 0
         self._autoscaler.cost_s = now_s - resize.stopped_s
         self._cool_down(now_s)
@@ -426,6 +465,7 @@ class Resizer(ReportListener):
     def _abandon(self, resize: RunningResize, reason: str) -> None:
         resize.abandon()
         self._resize = None
+        self._size.happened(Event.ABANDON, self._clock())
         self._is_sampling = False
         self._cool_down(self._clock())
         self._observer.notify(f"the job keeps its size: {reason}")
