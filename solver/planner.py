@@ -45,7 +45,7 @@ from solver.without_ps import (
 DEFAULT_TIME_LIMIT_S = 60.0
 SHOWN_TIME_LIMIT_S = 3.0
 """Maximum time for a plan that is only shown beside the chosen one."""
-SIMPLEST_TIME_LIMIT_S = 2.0
+SIMPLEST_TIME_LIMIT_S = 5.0
 """Maximum time for the search for the simplest plan, once the fastest is known."""
 PS_CPU_FACTORS = (1, 2, 4, 8)
 """CPUs of a ps that are tried, in multiples of the fewest: two ps on a machine are no faster than one with their CPUs

@@ -123,10 +123,22 @@ def allocate(arrays: MachineArrays, value: Floats, workers: Floats, limit: float
     return replace(best, value=bound)
 
 
-def worth_of(arrays: MachineArrays, made: Floats, possible: NDArray[np.bool_], price: float) -> Floats:
-    """Samples of the steps made, less their price; -inf if they are impossible."""
-    samples = np.tile(arrays.samples, (made.shape[-1] - 1) // max(1, len(arrays.samples)))
-    return np.where(possible, (np.append(samples, price) - price) * made, -np.inf)
+def steps_worth(
+    arrays: MachineArrays, most: Floats, fewest: Floats, possible: NDArray[np.bool_], price: float
+) -> tuple[Floats, Floats]:
+    """The best steps/s of each machine, and their samples less their price; -inf if they are impossible.
+
+    Args:
+        arrays: the machines.
+        most: maximum steps/s, rows x ps x choices; the choices are those of the arrays, repeated, and no workers.
+        fewest: minimum steps/s.
+        possible: whether they are possible.
+        price: price of a step: steps with fewer samples are not worth it.
+    """
+    samples = np.tile(arrays.samples, (most.shape[-1] - 1) // max(1, len(arrays.samples)))
+    gain = np.append(samples, price) - price
+    made = np.where(gain >= 0, most, fewest)
+    return made, np.where(possible, gain * made, -np.inf)
 
 
 def _best_ps_counts(arrays: MachineArrays, worth: Floats) -> tuple[float, Numbers | None]:

@@ -59,7 +59,7 @@ MORE_PS = 0
 MAX_SHARD_RATIO = 1.1
 """Ratio of the largest to the smallest shard up to which the bound takes the best for each machine."""
 MAX_BISECTIONS = 20
-MIN_SPEED_GAIN = 0.01
+MIN_SPEED_GAIN = 0.02
 """Minimum gain of speed, as a share; cases that cannot gain more are not examined."""
 MAX_NARROWINGS = 3
 WORK_RANGES = 24
@@ -72,7 +72,7 @@ MIN_BOUND_SHARE = 1e-9
 """Minimum share of a bound that a speed must reach to be of interest."""
 MAX_TRIES = 3
 """Maximum cases of a number of ps that are placed after the bound no longer depends on them."""
-MIN_RATED_SHARE = 0.99
+MIN_RATED_SHARE = 1.0
 """Minimum speed with shards of the mean size, as a share of the fastest, for machines to be rated."""
 MIN_IMPROVED_SHARE = 0.7
 """Minimum speed, as a share of the fastest, for placements to be improved."""
@@ -92,7 +92,7 @@ FIRST_EFFORT_SHARE = 0.25
 """... with up to this share of the maximum effort (asynchronous)."""
 FIRST_EFFORT_FACTOR = 5.0
 """The first placement may take this many times the maximum effort."""
-WORKERS_PER_EFFORT = 200
+WORKERS_PER_EFFORT = 5
 """Number of workers that are placed and rated in the time of one relaxed problem."""
 MIN_SPEED = 1e-12
 """Minimum samples/s; lower bounds count as infeasible."""
@@ -361,9 +361,9 @@ class _Search:
             yield min(above, part.high * samples), part
 
     def _prices(self, arrays: MachineArrays) -> list[float]:
-        """Prices of a step, none above the samples of any: for steps with more samples, fewer of them may be better."""
-        fewest = float(arrays.samples.min())
-        return [0.0] if fewest == arrays.most_samples else [0.0, fewest / 2, fewest]
+        """Prices of a step: for steps with more samples, fewer of them may be better."""
+        samples = np.unique(arrays.samples).tolist()
+        return [0.0] if len(samples) == 1 else [0.0, samples[0] / 2, *samples[:-1]]
 
     def _relaxed_bound(self, case: _AsyncCase) -> tuple[float, float]:
         """Bounds a case: links allow most at the lower end of its steps, and the price limits the steps to the upper

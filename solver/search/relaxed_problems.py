@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from solver.async_rates import LINK_SHARE
 from solver.capacity import Ints
 from solver.search.machines import ANY_CASE, Case, MachineArrays
-from solver.search.optimum import MAX_ROUNDS, RelaxedOptimum, allocate, worth_of
+from solver.search.optimum import MAX_ROUNDS, RelaxedOptimum, allocate, steps_worth
 from solver.search.space import MAX_STEP_RATIO, ROUNDING, Floats, Space
 
 MAX_WINDOW_RATIO = 1.25
@@ -119,24 +119,26 @@ def rate_optima(
         space: the placements.
         arrays: the machines.
         at: values of X.
-        prices: prices of a step, subtracted from its samples; none above the samples of any step.
+        prices: prices of a step, subtracted from its samples.
 
     Yields:
         For each X, and each price in turn, samples less the price of the steps; None if the ps do not fit.
     """
     batches = [np.array(at)] if arrays.are_few else [np.array([steps_per_s]) for steps_per_s in at]
     for batch in batches:
-        for steps_per_s, made, workers, possible in zip(batch, *_link_rates(space, arrays, batch), strict=True):
+        rates = _link_rates(space, arrays, batch)
+        for steps_per_s, most, fewest, workers, possible in zip(batch, *rates, strict=True):
             if not _can_serve_largest(arrays, float(steps_per_s)):
                 yield from itertools.repeat(None, len(prices))
                 continue
             for price in prices:
-                found = allocate(arrays, worth_of(arrays, made, possible, price), workers, space.max_workers)
+                made, worth = steps_worth(arrays, most, fewest, possible, price)
+                found = allocate(arrays, worth, workers, space.max_workers)
                 yield None if found is None else replace(found, made=made)
 
 
-def _link_rates(space: Space, arrays: MachineArrays, at: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """Rates that the links allow at some X: steps/s, number of workers needed, and whether it is possible.
+def _link_rates(space: Space, arrays: MachineArrays, at: Floats) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
+    """Rates that the links allow at some X: most and fewest steps/s, workers for the most, and whether it is possible.
 
     All are X x rows x ps x choices: the most steps; if the number of workers is limited, also the most of workers
     that the link does not slow down, and the fewest steps that it needs; the last choice is no workers.
@@ -162,6 +164,7 @@ def _link_rates(space: Space, arrays: MachineArrays, at: Floats) -> tuple[Floats
     with np.errstate(divide="ignore", invalid="ignore"):
         workers = np.where(rates > 0, np.ceil(most / rates * (1 - ROUNDING)), 0)
     workers = np.minimum(workers, arrays.room)
+    fewest = np.where(possible, np.minimum(fewest, most), 0.0)
     all_made, all_workers, all_possible = [most], [workers], [possible]
     if arrays.most_workers > space.max_workers:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -176,6 +179,7 @@ def _link_rates(space: Space, arrays: MachineArrays, at: Floats) -> tuple[Floats
     none = np.zeros(idle.shape)
     return (
         np.concatenate([*all_made, none], axis=-1),
+        np.concatenate([*[fewest] * len(all_made), none], axis=-1),
         np.concatenate([*all_workers, none], axis=-1),
         np.concatenate([*all_possible, idle], axis=-1),
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from solver.evaluation import RatedPlan
 from solver.placement.class_counts import NO_LIMITS, CountLimits, Counts, Floor, OutOfTimeError, proven_counts
@@ -22,14 +22,18 @@ from solver.placement.problem import PlacementProblem, State, placement_problem,
 from solver.search.space import MAX_STEP_RATIO, ROUNDING, Space
 from solver.step_time import StepModel
 
-MAX_PROGRAMS = 60
-"""Maximum number of integer programs."""
+MAX_PROGRAMS = 24
+"""Maximum number of integer programs, ..."""
+MAX_ALL_STATES = 5_000
+"""... and of states in all of them together."""
 MAX_SLOWEST_TIMES = 4
 """Maximum times of the slowest ps machine that are tried (asynchronous)."""
 MAX_WORKS = 6
 """Maximum limits on the workers' work that are tried (synchronous)."""
 MAX_STATES = 3_000
 """Maximum number of states of a program; larger ones take seconds."""
+MAX_COMBINATIONS = 20_000
+"""Maximum kinds of machines x sizes of shards x shapes of which the states are listed."""
 MAX_PROGRAM_S = 2.0
 """Time limit of one program."""
 SLACK = 1e-7
@@ -48,19 +52,27 @@ class Simplest:
             floor: minimum samples/s.
             deadline: on `time.monotonic`'s clock.
         """
-        self._spaces, self._floor, self._deadline = spaces, floor, deadline
+        self._spaces, self._found, self._floor, self._deadline = spaces, found, floor, deadline
         self._fastest = max(found, key=lambda plan: plan.samples_per_s)
         self._best = min(found, key=simplicity)
-        self._programs = 0
+        self._programs = self._all_states = 0
+
+    @property
+    def _is_over(self) -> bool:
+        has_effort = self._programs < MAX_PROGRAMS and self._all_states < MAX_ALL_STATES
+        return not has_effort or time.monotonic() > self._deadline
 
     def find(self) -> RatedPlan:
         for plan in sorted({id(plan): plan for plan in (self._best, self._fastest)}.values(), key=simplicity):
             self._keep(self._without_idle(plan))
-        candidates = sorted(self._candidates(), key=lambda candidate: candidate[:3])
+        # First with the numbers of ps of plans that are known to be fast enough.
+        known = {(len(plan.assignment.ps), plan.scenario.sizes.ps_cpus) for plan in self._found}
+        candidates = sorted(self._candidates(), key=lambda each: ((each[2], each[1]) not in known, *each[:3]))
         for tasks, _, ps, space in candidates:
-            is_over = self._programs >= MAX_PROGRAMS or time.monotonic() > self._deadline
-            if is_over or tasks > self._best.tasks:
+            if self._is_over:
                 break
+            if tasks > self._best.tasks:
+                continue
             for plan in self._plans(space, ps, tasks - ps):
                 self._keep(plan)
         return self._best
@@ -104,23 +116,25 @@ class Simplest:
     def _candidates(self) -> Iterator[tuple[int, float, int, Space]]:
         """Spaces and numbers of ps: (fewest tasks, CPUs of a ps, ps, space)."""
         for space in self._spaces:
-            for ps in space.ps_counts():
-                fewest = self._fewest_workers(space, ps)
+            kinds = range(len(space.scenario.kinds))
+            each = {
+                (space.work_s(index, shape), space.scenario.model(shape).samples_per_step)
+                for shape in space.shapes
+                for index in kinds
+                if space.hosts(index, shape)
+            }
+            for ps in space.ps_counts() if each else ():
+                fewest = self._fewest_workers(space, each, ps)
                 if fewest is not None and fewest <= space.max_workers:
                     yield fewest + ps, space.scenario.sizes.ps_cpus, ps, space
 
-    def _fewest_workers(self, space: Space, ps: int) -> int | None:
-        """Fewest workers that could be fast enough if the network had no limits; None if no number could."""
-        scenario, model = space.scenario, space.model
-        load, floor = model.load(scenario.shards(ps)), self._floor
-        each = [
-            (space.work_s(index, shape), scenario.model(shape).samples_per_step)
-            for shape in space.shapes
-            for index, kind in enumerate(scenario.kinds)
-            if space.hosts(index, shape)
-        ]
-        if not each:
-            return None
+    def _fewest_workers(self, space: Space, each: Set[tuple[float, int]], ps: int) -> int | None:
+        """Fewest workers that could be fast enough if the network had no limits; None if no number could.
+
+        `each`: work and samples of a step of the possible workers.
+        """
+        model, floor = space.model, self._floor
+        load = model.load(space.scenario.shards(ps))
         most_samples = max(samples for _, samples in each)
         if not model.profile.synchronous:
             if model.shared(load).max_steps_per_s * most_samples < floor:
@@ -169,8 +183,10 @@ class Simplest:
         return [(start * (1 - ROUNDING), start * MAX_STEP_RATIO * (1 + ROUNDING)) for start in starts]
 
     def _problem(self, space: Space, models: Sequence[StepModel], ps: int, workers: int) -> PlacementProblem | None:
-        scenario = space.scenario
-        problem = placement_problem(scenario.kinds, models, scenario.sizes, scenario.shards(ps), workers)
+        scenario, shards = space.scenario, space.scenario.shards(ps)
+        if len(scenario.kinds) * len(set(shards.sizes)) * len(models) > MAX_COMBINATIONS:
+            return None
+        problem = placement_problem(scenario.kinds, models, scenario.sizes, shards, workers)
         # Workers without GPUs are for machines that hold no others.
         holds_gpus = {state.kind for state in problem.states if state.shape.gpus and state.work_s}
         states = [
@@ -265,9 +281,10 @@ class Simplest:
         Raises:
             OutOfTimeError: if the deadline passed, or this is one program too many.
         """
-        if self._programs >= MAX_PROGRAMS:
+        if self._is_over:
             raise OutOfTimeError
         self._programs += 1
+        self._all_states += len(problem.states)
         machines = sum(kind.count for kind in problem.kinds)
         return proven_counts(
             problem,
