@@ -86,6 +86,8 @@ POINTS_PER_BATCH = 8
 """Relaxed problems of few machines that are solved together."""
 MAX_EFFORT = 10_000.0
 """Maximum effort, in relaxed problems of a few machines."""
+MAX_SINGLE_MACHINES = 200
+"""Maximum kinds of machines x shapes for which plans on a single machine are rated at the start."""
 FIRST_PS_COUNTS = (1, 2, 4, 8, 16)
 """Numbers of ps that are placed at the start, ..."""
 FIRST_EFFORT_SHARE = 0.25
@@ -144,6 +146,7 @@ def fastest(
     first_cases: list[tuple[float, _Search, _AsyncCase]] = []
     for space in spaces:
         search = _Search(space, best)
+        search.place_on_single_machines()
         for case in search.cases():
             bound = search.first_bound(case)
             push(bound, search, case)
@@ -284,6 +287,24 @@ class _Search:
         self._seen: set[object] = set()
         self._max_rates_tried: set[int] = set()
         self._tried: Counter[tuple[int, object]] = Counter()
+
+    def place_on_single_machines(self) -> None:
+        """Places workers of each shape beside a ps that holds all variables, on a machine of each kind."""
+        space, scenario, sizes = self._space, self._scenario, self._scenario.sizes
+        if len(scenario.kinds) * len(space.shapes) > MAX_SINGLE_MACHINES:
+            return
+        server = sizes.ps(scenario.shards(1).total)
+        for index, kind in enumerate(scenario.kinds):
+            beside = [server] if sizes.chief is None else [server, sizes.chief]
+            for shape in space.shapes:
+                room = kind.room_for(sizes.worker(shape), beside) if space.hosts(index, shape) else 0
+                if not shape.gpus and kind.gpus:
+                    continue
+                for count in {space.min_workers, min(room, space.max_workers)}:
+                    if space.min_workers <= count <= room:
+                        chief = None if sizes.chief is None else kind.names[0]
+                        on = (kind.names[0],) * count
+                        self._best.rate(space, Assignment(on[:1], on, chief, (shape,) * count))
 
     def place_first(self, case: _AsyncCase, bound: float) -> None:
         """Places a case with the shortest and with the longest time of the slowest ps machine."""
