@@ -297,6 +297,8 @@ class _Search:
         for entry in self._space.ranges:
             workers = entry.min_workers, entry.max_workers
             if entry.mixed:
+                # Machines without GPUs divide their CPUs among any number of workers, not only by the shapes.
+                workers = entry.min_workers, max(each.max_workers for each in self._raw.ranges)
                 choices = [entry.shapes]
             else:
                 kept = without_spare_cpus(entry.shapes, scenario.kinds, scenario.sizes)

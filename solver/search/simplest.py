@@ -233,21 +233,24 @@ class Simplest:
         self, space: Space, models: Sequence[StepModel], ps: int, workers: tuple[int, int]
     ) -> Iterator[RatedPlan]:
         fewest, most = workers
+        problem = self._problem(space, models, ps, most)
+        most = 0 if problem is None else min(most, _room(problem))
+        middle = most
         while fewest <= most:
-            # The largest number first: if it does not fit, none of the others is likely to.
-            middle = most if most == workers[1] else (fewest + most) // 2
             problem = self._problem(space, models, ps, middle)
             found = None if problem is None else self._fast_enough(problem)
-            if problem is None or (found is None and middle == workers[1]):
-                return
-            if found is None:
+            if found is not None and problem is not None:
+                plan = self._rated(space, problem, found)
+                if plan.samples_per_s < self._floor:
+                    return
+                yield plan
+                most = middle - 1
+            elif middle == most:
+                # If the largest number is too slow or does not fit beside the ps, so do others, but perhaps not all.
+                most = middle - 1
+            else:
                 fewest = middle + 1
-                continue
-            plan = self._rated(space, problem, found)
-            if plan.samples_per_s < self._floor:
-                return
-            yield plan
-            most = middle - 1
+            middle = (fewest + most) // 2
 
     def _fast_enough(self, problem: PlacementProblem) -> Counts | None:
         """A synchronous placement of exactly these workers on the fewest machines."""
@@ -300,6 +303,15 @@ class Simplest:
     def _rated(self, space: Space, problem: PlacementProblem, counts: Counts) -> RatedPlan:
         assignment: Assignment = assign(counts.groups, problem.kinds, problem.shard_types)
         return RatedPlan.of(space.scenario, assignment)
+
+
+def _room(problem: PlacementProblem) -> int:
+    """Number of workers that fit without regard to the ps."""
+    room = dict.fromkeys(range(len(problem.kinds)), 0)
+    for state in problem.states:
+        if state.work_s:
+            room[state.kind] = max(room[state.kind], len(state.network_s) - 1)
+    return sum(problem.kinds[kind].count * workers for kind, workers in room.items())
 
 
 def simplicity(plan: RatedPlan) -> tuple[float, ...]:
