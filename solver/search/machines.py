@@ -174,13 +174,14 @@ class MachineArrays:
         """Fills room, work, samples and CPUs of each choice: the shapes with GPUs, then shares of the CPUs."""
         scenario, sizes = space.scenario, space.scenario.sizes
         rooms, works, samples, cpus = [], [], [], []
+        kinds = np.array([row.kind for row in self.rows], dtype=np.int64)
         for shape in space.gpu_shapes:
             model = scenario.model(shape)
             need = np.array(amounts(sizes.worker(shape)))
             room = (free[:, :, need > 0] // need[need > 0]).min(axis=2)
-            hosts = np.array([space.hosts(row.kind, shape) for row in self.rows])
+            hosts = space.hosts(shape)[kinds]
             rooms.append(np.where(hosts[:, None], room, 0))
-            work = np.array([space.work_s(row.kind, shape) for row in self.rows])
+            work = space.work_s(shape)[kinds]
             works.append(np.broadcast_to(work[:, None], room.shape))
             samples.append(model.samples_per_step)
             cpus.append(np.full(room.shape, shape.cpus))
@@ -251,7 +252,7 @@ class MachineArrays:
     @functools.cached_property
     def effort(self) -> float:
         """Effort of one relaxed problem, relative to one of a few machines."""
-        return 1.0 + min(60.0, self.room.size / 8_000)
+        return 1.0 + min(200.0, self.room.size / 6_000)
 
     @functools.cached_property
     def are_few(self) -> bool:

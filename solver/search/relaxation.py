@@ -297,7 +297,7 @@ class _Search:
         for index, kind in enumerate(scenario.kinds):
             beside = [server] if sizes.chief is None else [server, sizes.chief]
             for shape in space.shapes:
-                room = kind.room_for(sizes.worker(shape), beside) if space.hosts(index, shape) else 0
+                room = kind.room_for(sizes.worker(shape), beside) if space.hosts(shape)[index] else 0
                 if not shape.gpus and kind.gpus:
                     continue
                 for count in {space.min_workers, min(room, space.max_workers)}:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 
 from solver.evaluation import RatedPlan
 from solver.placement.class_counts import NO_LIMITS, CountLimits, Counts, Floor, OutOfTimeError, proven_counts
@@ -116,23 +116,17 @@ class Simplest:
     def _candidates(self) -> Iterator[tuple[int, float, int, Space]]:
         """Spaces and numbers of ps: (fewest tasks, CPUs of a ps, ps, space)."""
         for space in self._spaces:
-            kinds = range(len(space.scenario.kinds))
-            each = {
-                (space.work_s(index, shape), space.scenario.model(shape).samples_per_step)
-                for shape in space.shapes
-                for index in kinds
-                if space.hosts(index, shape)
-            }
-            for ps in space.ps_counts() if each else ():
-                fewest = self._fewest_workers(space, each, ps)
+            for ps in space.ps_counts() if self._can_list_states(space) else ():
+                fewest = self._fewest_workers(space, ps)
                 if fewest is not None and fewest <= space.max_workers:
                     yield fewest + ps, space.scenario.sizes.ps_cpus, ps, space
 
-    def _fewest_workers(self, space: Space, each: Set[tuple[float, int]], ps: int) -> int | None:
-        """Fewest workers that could be fast enough if the network had no limits; None if no number could.
+    def _can_list_states(self, space: Space) -> bool:
+        return bool(space.steps) and len(space.scenario.kinds) * len(space.shapes) <= MAX_COMBINATIONS
 
-        `each`: work and samples of a step of the possible workers.
-        """
+    def _fewest_workers(self, space: Space, ps: int) -> int | None:
+        """Fewest workers that could be fast enough if the network had no limits; None if no number could."""
+        each = space.steps
         model, floor = space.model, self._floor
         load = model.load(space.scenario.shards(ps))
         most_samples = max(samples for _, samples in each)
@@ -173,18 +167,13 @@ class Simplest:
             self._fastest.scenario.model(shape).work_s(kind_of[name])
             for name, shape in set(zip(assignment.workers, assignment.shapes, strict=True))
         )
-        quickest = min(
-            space.work_s(index, shape)
-            for shape in space.shapes
-            for index in range(len(space.scenario.kinds))
-            if space.hosts(index, shape)
-        )
+        quickest = min(work for work, _ in space.steps)
         starts = sorted({of_plan + space.transfer_s, quickest + space.transfer_s})
         return [(start * (1 - ROUNDING), start * MAX_STEP_RATIO * (1 + ROUNDING)) for start in starts]
 
     def _problem(self, space: Space, models: Sequence[StepModel], ps: int, workers: int) -> PlacementProblem | None:
         scenario, shards = space.scenario, space.scenario.shards(ps)
-        if len(scenario.kinds) * len(set(shards.sizes)) * len(models) > MAX_COMBINATIONS:
+        if len(scenario.kinds) * len(models) * len(set(shards.sizes)) > MAX_COMBINATIONS:
             return None
         problem = placement_problem(scenario.kinds, models, scenario.sizes, shards, workers)
         # Workers without GPUs are for machines that hold no others.

@@ -60,8 +60,11 @@ class Space:
         self.min_workers, self.max_workers = workers
         self.identical = identical
         self.shapes = tuple(sorted(set(shapes)))
-        self._hosts: dict[tuple[int, WorkerShape], bool] = {}
-        self._works: dict[tuple[str | None, WorkerShape], float] = {}
+        kinds = {(kind.gpu_model, kind.gpus): index for index, kind in enumerate(scenario.kinds)}
+        places = {key: place for place, key in enumerate(kinds)}
+        self._examples = [scenario.kinds[index] for index in kinds.values()]
+        """One kind of machines of each GPU model and number of GPUs; workers' speeds do not depend on the rest."""
+        self._example_of = np.array([places[kind.gpu_model, kind.gpus] for kind in scenario.kinds], dtype=np.int64)
         self.gpu_shapes = self._without_spare_cpus([shape for shape in self.shapes if shape.gpus])
         shares = [shape.cpus for shape in self.shapes if not shape.gpus]
         self.cpu_workers = bool(shares)
@@ -74,18 +77,27 @@ class Space:
         shapes = [shape for shape in self.shapes if shape.gpus]
         return Space(self.scenario, shapes, (self.min_workers, self.max_workers), identical=self.identical)
 
-    def hosts(self, kind: int, shape: WorkerShape) -> bool:
-        key = kind, shape
-        if key not in self._hosts:
-            self._hosts[key] = hosts_workers(self.scenario.kinds[kind], self.scenario.model(shape))
-        return self._hosts[key]
+    @functools.cache  # noqa: B019
+    def hosts(self, shape: WorkerShape) -> NDArray[np.bool_]:
+        """Whether workers of the shape can run on machines of each kind, if they have room."""
+        model = self.scenario.model(shape)
+        return np.array([hosts_workers(kind, model) for kind in self._examples])[self._example_of]
 
-    def work_s(self, kind: int, shape: WorkerShape) -> float:
-        node = self.scenario.kinds[kind]
-        key = node.gpu_model, shape
-        if key not in self._works:
-            self._works[key] = self.scenario.model(shape).work_s(node)
-        return self._works[key]
+    @functools.cache  # noqa: B019
+    def work_s(self, shape: WorkerShape) -> Floats:
+        """Work of a worker of the shape on machines of each kind."""
+        model = self.scenario.model(shape)
+        return np.array([model.work_s(kind) for kind in self._examples])[self._example_of]
+
+    @functools.cached_property
+    def steps(self) -> list[tuple[float, int]]:
+        """Distinct works of workers, of all shapes and on all machines that host them, with the samples of a step."""
+        found = set()
+        for shape in self.shapes:
+            works = self.work_s(shape)[self.hosts(shape)]
+            samples = self.scenario.model(shape).samples_per_step
+            found |= {(work, samples) for work in np.unique(works).tolist()}
+        return sorted(found)
 
     def cpu_work_s(self, cpus: Floats) -> Floats:
         """Work of workers without GPUs; infinite without CPUs."""
@@ -100,10 +112,11 @@ class Space:
 
     def _without_spare_cpus(self, shapes: Sequence[WorkerShape]) -> tuple[WorkerShape, ...]:
         """Keeps, of the shapes equally fast on every machine, the one with fewest CPUs: it fits most often."""
-        models = {kind.gpu_model: index for index, kind in enumerate(self.scenario.kinds) if kind.gpus}
+        with_gpus = [place for place, kind in enumerate(self._examples) if kind.gpus]
         chosen: dict[tuple[object, ...], WorkerShape] = {}
         for shape in shapes:
-            works = tuple(round(self.work_s(index, shape), 12) for index in models.values())
+            model = self.scenario.model(shape)
+            works = tuple(round(model.work_s(self._examples[place]), 12) for place in with_gpus)
             chosen.setdefault((shape.gpus, works), shape)
         return tuple(chosen.values())
 
