@@ -28,7 +28,7 @@ from solver.scenario import Scenario
 from solver.search.least_traffic import least_traffic
 from solver.search.relaxation import fastest
 from solver.search.simplest import Simplest
-from solver.search.space import Space
+from solver.search.space import Space, has_similar_workers
 from solver.shards import useful_ps_count
 from solver.shortage import shortage, smallest_tasks
 from solver.strategies import ALLREDUCE, ONE, PS
@@ -289,7 +289,8 @@ class _Search:
             largest = dict.fromkeys(largest, least)
         each = tuple(largest[entry] for entry in zip(assignment.workers, assignment.shapes, strict=True))
         larger = RatedPlan.of(plan.scenario, dataclasses.replace(assignment, shapes=each))
-        return larger if larger.samples_per_s >= plan.samples_per_s else plan
+        is_allowed = has_similar_workers(plan.scenario, larger.assignment)
+        return larger if is_allowed and larger.samples_per_s >= plan.samples_per_s else plan
 
     def _spaces(self) -> Iterator[Space]:
         """What is searched: for each rack and the whole cluster, each number of CPUs of a ps, and the worker shapes."""
@@ -300,9 +301,12 @@ class _Search:
                 # Machines without GPUs divide their CPUs among any number of workers, not only by the shapes.
                 workers = entry.min_workers, max(each.max_workers for each in self._raw.ranges)
                 choices = [entry.shapes]
-            else:
+            elif scenario.profile.synchronous:
                 kept = without_spare_cpus(entry.shapes, scenario.kinds, scenario.sizes)
                 choices = [(shape,) for shape in kept]
+            else:
+                # With fewer CPUs a fast GPU may be slow enough to train beside slow ones.
+                choices = [(shape,) for shape in entry.shapes]
             for shapes in choices:
                 for region in _regions(scenario):
                     most_cpus = max(kind.cpus for kind in region.kinds)

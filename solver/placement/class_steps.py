@@ -45,12 +45,10 @@ class Steps:
 
     Attributes:
         at: the rate of all workers at which the links are evaluated.
-        value: objective per step/s in a state.
         reaches: limits on the steps.
     """
 
     at: float
-    value: Callable[[State], float] = lambda state: 0.0
     reaches: Sequence[Reach] = ()
 
     def range_of(self, problem: PlacementProblem, state: State) -> Range | None:
@@ -94,12 +92,11 @@ def with_steps(problem: PlacementProblem, allowed: Allowed, program: milp.Milp, 
         lines = list(_lines(rate, ends[1], most))
         if lines == [(0.0, rate)] and not must_be_free:
             made.append((state, count + index, rate))
-            objective[count + index] += steps.value(state) * rate
             continue
         flow = 2 * count + len(fractions)
         fractions.append(program.upper[count + index] * rate / unit)
         made.append((state, flow, unit))
-        objective.append(steps.value(state) * unit)
+        objective.append(0.0)
         rows += [
             milp.LinearRow({flow: 1.0, index: -machine / unit, count + index: -worker / unit}, upper=0.0)
             for machine, worker in lines
@@ -114,6 +111,9 @@ def with_steps(problem: PlacementProblem, allowed: Allowed, program: milp.Milp, 
 
 def _lines(rate: float, high: float, most: int) -> Iterator[tuple[float, float]]:
     """The lines that bound f_c from above, as coefficients of y_c and w_c, for up to `most` workers a machine."""
+    if high >= rate * most:
+        yield 0.0, rate
+        return
     whole = math.floor(high / rate * (1 + ROUNDING))
     if whole:
         yield 0.0, rate

@@ -117,7 +117,7 @@ class MachineArrays:
         else:
             most_ps = min(most_ps, int(self.counts.sum()))
             self.ps = min(PIECES_PER_PS * most_ps, max(MIN_PIECES, MAX_CELLS // len(rows)))
-            piece = self.total / self.ps
+            piece = max(1.0, self.total) / max(1, self.ps)
             numbers = np.arange(math.floor(min(ps_bytes[1], self.total) / piece) + 2)
             self.low = np.where(numbers > 0, np.maximum((numbers - 1) * piece, ps_bytes[0]), 0.0)
             self.high = np.minimum((numbers + 1) * piece, ps_bytes[1])

@@ -18,6 +18,12 @@ from solver.search.machines import MachineArrays
 from solver.search.space import ROUNDING, Floats
 
 MAX_ROUNDS = 12
+MIN_BONUS_SHARE = 1e-3
+"""First bonus for a worker, if there are too few, as a share of the largest value of a machine; ..."""
+BONUS_FACTOR = 4.0
+"""... it rises by this factor ..."""
+MAX_BONUSES = 12
+"""... so often."""
 
 Numbers = tuple[Ints, Ints, Ints]
 """Rows, ps on a machine, and number of machines with these."""
@@ -86,19 +92,24 @@ class RelaxedOptimum:
         )
 
 
-def allocate(arrays: MachineArrays, value: Floats, workers: Floats, limit: float) -> RelaxedOptimum | None:
-    """The best state for each machine with all ps placed and no more workers than the limit.
+def allocate(
+    arrays: MachineArrays, value: Floats, workers: Floats, limits: tuple[float, float]
+) -> RelaxedOptimum | None:
+    """The best state for each machine with all ps placed and as many workers as the limits allow.
 
-    `value`: value of a machine, rows x ps x choices; -inf if it is impossible. `limit`: maximum workers of all
-    machines.
+    `value`: value of a machine, rows x ps x choices; -inf if it is impossible. `limits`: minimum and maximum workers of
+    all machines.
 
     Returns:
         None if the ps do not fit.
     """
+    fewest, limit = limits
     total, numbers = _best_ps_counts(arrays, value.max(axis=2))
     if numbers is None or not math.isfinite(total):
         return None
     found, bound = RelaxedOptimum(total, numbers, value, workers), total
+    if found.workers < fewest:
+        return _with_more_workers(arrays, found, fewest)
     if found.workers <= limit:
         return found
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -121,6 +132,23 @@ def allocate(arrays: MachineArrays, value: Floats, workers: Floats, limit: float
             break
     best = found if within_limit is None else max((found, within_limit), key=lambda each: each.kept(value, limit))
     return replace(best, value=bound)
+
+
+def _with_more_workers(arrays: MachineArrays, found: RelaxedOptimum, fewest: float) -> RelaxedOptimum | None:
+    """Pays a bonus for each worker, until there are at least `fewest`; with any bonus the value is an upper bound."""
+    value, bound = found.worth, found.value
+    bonus = max(abs(float(np.where(np.isfinite(value), value, 0.0).max(initial=0.0))), 1.0) * MIN_BONUS_SHARE
+    for _ in range(MAX_BONUSES):
+        worth = value + bonus * found.workers_of
+        total, numbers = _best_ps_counts(arrays, worth.max(axis=2))
+        assert numbers is not None
+        bound = min(bound, total - bonus * fewest)
+        found = RelaxedOptimum(bound, numbers, worth, found.workers_of)
+        if found.workers >= fewest:
+            return replace(found, value=bound)
+        bonus *= BONUS_FACTOR
+    # The bonus outweighs all else, and so many workers do not fit.
+    return None
 
 
 def steps_worth(

@@ -41,13 +41,15 @@ from solver.search.machines import ANY_CASE, MAX_FEW_MACHINES, Case, MachineArra
 from solver.search.optimum import RelaxedOptimum
 from solver.search.placing import assign_machines, trim_machines
 from solver.search.relaxed_problems import machines_reaching, rate_optima, windows
-from solver.search.space import ROUNDING, Floats, Space
+from solver.search.space import ROUNDING, Floats, Space, has_similar_workers
 from solver.shards import Shards
 
 MAX_HOST_KINDS = 3
 """Maximum number of kinds that are tried for the chief and for a far larger shard ..."""
 MAX_KINDS_WITH_SEVERAL_HOSTS = 6
-"""... if there are at most this many kinds; else one."""
+"""... if there are at most this many kinds; ..."""
+MIN_HOST_KINDS = 2
+"""... else so many."""
 MAX_UNEQUAL_SHARDS = 6
 """Maximum number of unequal shards for which the optimistic reading is also placed."""
 MAX_SLOWEST_TIMES = 12
@@ -154,7 +156,8 @@ def fastest(
                 first_cases.append((bound, search, case))
     # With a good placement from the start, most cases need not be examined.
     for bound, search, case in sorted(first_cases, key=lambda each: -each[0]):
-        if bound > best.speed * (1 + MIN_SPEED_GAIN) and best.effort < MAX_EFFORT * FIRST_EFFORT_SHARE:
+        is_late = best.found is not None and time.monotonic() > deadline
+        if bound > best.speed * (1 + MIN_SPEED_GAIN) and best.effort < MAX_EFFORT * FIRST_EFFORT_SHARE and not is_late:
             search.place_first(case, bound)
     highest = 0.0
     while heap:
@@ -257,7 +260,7 @@ class _Best:
         """Improves and rates the placement, and keeps it if it is the fastest so far."""
         plan = RatedPlan.of(space.scenario, assignment)
         self.rated += 1
-        if plan.samples_per_s < self.speed * MIN_IMPROVED_SHARE or not space.has_similar_workers(assignment):
+        if plan.samples_per_s < self.speed * MIN_IMPROVED_SHARE or not has_similar_workers(space.scenario, assignment):
             return
         better = balanced(plan.scenario, plan.shape, plan.shards, assignment)
         if better is not assignment:
@@ -438,7 +441,7 @@ class _Search:
             return
         most = min(self._space.max_workers, one.most_workers)
         least = self._space.min_workers
-        self._works = np.unique(np.round(one.work[np.isfinite(one.work)], 9))
+        self._works = np.unique(one.work[np.isfinite(one.work)])
         if most < least or not len(self._works):
             return
         chunks = np.array_split(np.arange(len(self._works)), min(WORK_RANGES, len(self._works)))
@@ -459,7 +462,7 @@ class _Search:
                 max_steps_per_s = min(
                     self._space.model.shared(self._loads[ps]).max_steps_per_s, most_rate / one.samples.min()
                 )
-                min_steps_per_s = max(self._best.speed, max_steps_per_s * MIN_BOUND_SHARE) / one.most_samples
+                min_steps_per_s = max(self._best.speed / one.most_samples, max_steps_per_s * MIN_BOUND_SHARE)
                 if min_steps_per_s >= max_steps_per_s:
                     self._best.bound = max(self._best.bound, max_steps_per_s * one.most_samples)
                     continue
@@ -661,12 +664,21 @@ class _Search:
             self._real[ps, case] = [one for one in found if one.is_optimistic or one.fits[:, 0].all()]
         return self._real[ps, case]
 
+    @functools.cached_property
+    def _holds_workers(self) -> list[bool]:
+        """Whether machines of each kind have room for a worker."""
+        space, sizes = self._space, self._scenario.sizes
+        return [
+            any(space.hosts(shape)[index] and kind.room_for(sizes.worker(shape)) > 0 for shape in space.shapes)
+            for index, kind in enumerate(self._scenario.kinds)
+        ]
+
     def _hosts_of(self, task: TaskResources) -> list[int]:
-        """Kinds of machines that are tried for a task: with room, with few GPUs, with many CPUs."""
-        kinds = self._scenario.kinds
+        """Kinds of machines that are tried for a task: first those without room for workers, then with few GPUs."""
+        kinds, holds_workers = self._scenario.kinds, self._holds_workers
         with_room = [index for index, kind in enumerate(kinds) if kind.room_for(task) > 0]
-        with_room.sort(key=lambda index: (kinds[index].gpus, -kinds[index].cpu_millis))
-        return with_room[:MAX_HOST_KINDS] if len(kinds) <= MAX_KINDS_WITH_SEVERAL_HOSTS else with_room[:1]
+        with_room.sort(key=lambda index: (holds_workers[index], kinds[index].gpus, -kinds[index].cpu_millis))
+        return with_room[: MAX_HOST_KINDS if len(kinds) <= MAX_KINDS_WITH_SEVERAL_HOSTS else MIN_HOST_KINDS]
 
     def _make_real(self, ps: int) -> Iterator[MachineArrays]:
         scenario, shards = self._scenario, self._scenario.shards(ps)
@@ -699,9 +711,10 @@ class _Search:
                         yield MachineArrays(self._space, rows, shards, optimistic=True)
 
     def _assign_and_rate(self, ps: int, arrays: MachineArrays, found: RelaxedOptimum, most: int) -> None:
-        if (id(arrays), found.states) in self._seen:
+        key = id(arrays), found.states, most
+        if key in self._seen:
             return
-        self._seen.add((id(arrays), found.states))
+        self._seen.add(key)
         assigned = assign_machines(self._space, arrays, found, min(most, self._space.max_workers))
         if assigned is None or len(assigned.workers) < self._space.min_workers:
             return

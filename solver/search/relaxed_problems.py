@@ -16,6 +16,8 @@ from solver.search.machines import ANY_CASE, Case, MachineArrays
 from solver.search.optimum import MAX_ROUNDS, RelaxedOptimum, allocate, steps_worth
 from solver.search.space import MAX_STEP_RATIO, ROUNDING, Floats, Space
 
+STEP_ROUNDING = 1e-7
+"""Relative; margin of ranges of steps, so that no step at their ends is lost."""
 MAX_WINDOW_RATIO = 1.25
 """Ratio of the shortest steps of neighbouring cases, where workers without GPUs may have any number of CPUs."""
 
@@ -24,27 +26,29 @@ def windows(space: Space, arrays: MachineArrays) -> list[Case]:
     """Cases such that any workers whose steps differ by at most `MAX_STEP_RATIO` are within one of them."""
     if space.scenario.profile.synchronous:
         return [ANY_CASE]
-    steps = np.unique(np.round(arrays.steps[(arrays.room > 0) & np.isfinite(arrays.steps)], 9))
+    # Beside a smaller ps there may be room for workers that do not fit beside one with all variables.
+    is_possible = (arrays.room[:, :1] > 0) & np.isfinite(arrays.steps)
+    steps = np.unique(arrays.steps[is_possible])
     if not len(steps) or steps[-1] <= MAX_STEP_RATIO * steps[0]:
         return [ANY_CASE]
     lows = list(zip(steps.tolist(), steps.tolist(), strict=True))
-    of_cpus = arrays.steps[(arrays.room > 0) & np.isfinite(arrays.steps) & arrays.is_cpu]
+    of_cpus = arrays.steps[is_possible & arrays.is_cpu]
     if len(of_cpus):
         # With fewer CPUs a worker's step may have any length.
-        shortest = round(float(of_cpus.min()), 9)
+        shortest = float(of_cpus.min())
         count = math.ceil(math.log(max(1.0, steps[-1] / shortest), MAX_WINDOW_RATIO)) + 1
         points = shortest * MAX_WINDOW_RATIO ** np.arange(count + 1)
         lows = [low for low in lows if low[0] < shortest]
         lows += list(itertools.pairwise(points.tolist()))
     cases, covered = [], 0.0
     for low, next_low in lows:
-        high = next_low * MAX_STEP_RATIO * (1 + ROUNDING)
+        high = next_low * MAX_STEP_RATIO * (1 + STEP_ROUNDING)
         slowest = float(steps[np.searchsorted(steps, high, side="right") - 1])
         if slowest <= covered:
             continue
         covered = slowest
         fastest = float(steps[min(len(steps) - 1, np.searchsorted(steps, low * (1 - ROUNDING)))])
-        cases.append(Case(steps=(low, high), real_steps=(fastest, fastest * MAX_STEP_RATIO)))
+        cases.append(Case(steps=(low * (1 - STEP_ROUNDING), high), real_steps=(fastest, fastest * MAX_STEP_RATIO)))
     return cases
 
 
@@ -107,7 +111,7 @@ def _within(
     lowest = np.broadcast_to(lower, upper.shape)
     value = np.concatenate([value, np.where(fits, lowest * arrays.samples, -np.inf)], axis=2)
     upper = np.concatenate([upper, lowest], axis=2)
-    return allocate(arrays, value, upper, most)
+    return allocate(arrays, value, upper, (fewest, most))
 
 
 def rate_optima(
@@ -133,15 +137,16 @@ def rate_optima(
                 continue
             for price in prices:
                 made, worth = steps_worth(arrays, most, fewest, possible, price)
-                found = allocate(arrays, worth, workers, space.max_workers)
+                found = allocate(arrays, worth, workers, (space.min_workers, space.max_workers))
                 yield None if found is None else replace(found, made=made)
 
 
 def _link_rates(space: Space, arrays: MachineArrays, at: Floats) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
     """Rates that the links allow at some X: most and fewest steps/s, workers for the most, and whether it is possible.
 
-    All are X x rows x ps x choices: the most steps; if the number of workers is limited, also the most of workers
-    that the link does not slow down, and the fewest steps that it needs; the last choice is no workers.
+    All are X x rows x ps x choices: the most steps; if there is a minimum of workers, also the same with all that fit;
+    if there is a maximum, also the most of workers that the link does not slow down, and the fewest steps that it
+    needs; the last choice is no workers.
     """
     rates, at, cards = arrays.rates, at[:, None, None, None], arrays.cards * LINK_SHARE
     most = np.full((len(at), *rates.shape), -1.0)
@@ -166,6 +171,10 @@ def _link_rates(space: Space, arrays: MachineArrays, at: Floats) -> tuple[Floats
     workers = np.minimum(workers, arrays.room)
     fewest = np.where(possible, np.minimum(fewest, most), 0.0)
     all_made, all_workers, all_possible = [most], [workers], [possible]
+    if space.min_workers > 1:
+        all_made.append(most)
+        all_workers.append(np.broadcast_to(arrays.room, most.shape).astype(np.float64))
+        all_possible.append(possible)
     if arrays.most_workers > space.max_workers:
         with np.errstate(divide="ignore", invalid="ignore"):
             needed = np.where(possible & (rates > 0), np.ceil(fewest / rates * (1 - ROUNDING)), 0)
@@ -190,7 +199,8 @@ def _can_serve_largest(arrays: MachineArrays, steps_per_s: float) -> bool:
 
     A machine with more than half of all bytes can, as its own workers need fewer of them.
     """
-    if not arrays.largest or 2 * arrays.largest > arrays.total:
+    largest = float(arrays.high.max()) if arrays.has_pieces else arrays.largest
+    if not arrays.largest or 2 * largest > arrays.total:
         return True
     has_ps = arrays.fits[:, 1:].any(axis=1)
     cards = np.where(has_ps, arrays.cards[:, 0, 0], 0.0).max() * LINK_SHARE

@@ -25,11 +25,26 @@ MAX_ALL_PS = 6
 """Number of ps up to which all numbers are searched, also those that do not reduce that load."""
 PS_COUNT_RATIO = 1.25
 """Ratio of larger numbers that are searched."""
-MAX_SHARDINGS = 200
+MAX_SHARDINGS = 40
 """Numbers of ps for which the variables are distributed to find the largest shard."""
 MAX_STEP_RATIO = 3.0
 """Asynchronous workers whose step takes more times the fastest one's are not used: their gradients are of weights that
 are many steps old (paper 'Dike', section 3.2: unlike workers are stragglers)."""
+
+
+def step_transfer_s(scenario: Scenario) -> float:
+    """Transfers of a step over the cluster's fastest card, so that a slow card alone makes no worker too slow."""
+    return scenario.model(WorkerShape(0, 1.0)).transfer_by_card_s(scenario.fastest_card, 0, 0.0)
+
+
+def has_similar_workers(scenario: Scenario, assignment: Assignment) -> bool:
+    """Whether no asynchronous worker is too slow beside the others (`MAX_STEP_RATIO`)."""
+    if scenario.profile.synchronous:
+        return True
+    kind_of, transfer_s = scenario.kind_of, step_transfer_s(scenario)
+    on = {(name, shape) for name, shape in zip(assignment.workers, assignment.shapes, strict=True)}
+    steps = [scenario.model(shape).work_s(kind_of[name]) + transfer_s for name, shape in on]
+    return max(steps) <= MAX_STEP_RATIO * min(steps) * (1 + ROUNDING)
 
 
 class Space:
@@ -131,17 +146,7 @@ class Space:
 
     @functools.cached_property
     def transfer_s(self) -> float:
-        """Transfers of a step over the cluster's fastest card, so that a slow card alone makes no worker too slow."""
-        return self.model.transfer_by_card_s(self.scenario.fastest_card, 0, 0.0)
-
-    def has_similar_workers(self, assignment: Assignment) -> bool:
-        """Whether no asynchronous worker is too slow beside the others (`MAX_STEP_RATIO`)."""
-        if self.scenario.profile.synchronous:
-            return True
-        kind_of = self.scenario.kind_of
-        on = {(name, shape) for name, shape in zip(assignment.workers, assignment.shapes, strict=True)}
-        steps = [self.scenario.model(shape).work_s(kind_of[name]) + self.transfer_s for name, shape in on]
-        return max(steps) <= MAX_STEP_RATIO * min(steps) * (1 + ROUNDING)
+        return step_transfer_s(self.scenario)
 
     # Numbers of ps.
 
