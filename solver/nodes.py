@@ -51,7 +51,7 @@ class NodeKind:
 
 
 def node_kinds(cluster: Cluster) -> tuple[NodeKind, ...]:
-    """The cluster's machines by kind, in order of first occurrence."""
+    """The cluster's machines by kind, in order of first occurrence; without classes of no machine."""
     groups: dict[tuple[int, int, int, int, str | None, float, str | None], list[str]] = {}
     for node in cluster.nodes:
         key = (
@@ -64,4 +64,4 @@ def node_kinds(cluster: Cluster) -> tuple[NodeKind, ...]:
             node.rack if cluster.across_racks_gbps is not None else None,
         )
         groups.setdefault(key, []).extend(node.node_names)
-    return tuple(NodeKind(*key, names=tuple(names)) for key, names in groups.items())
+    return tuple(NodeKind(*key, names=tuple(names)) for key, names in groups.items() if names)

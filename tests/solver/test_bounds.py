@@ -122,3 +122,10 @@ def test_variables_without_bytes_are_planned() -> None:
     for synchronous in (False, True):
         model = profile([0] * 8, api=Api.GRAPH, flops=1e9, sample_bytes=100, slots=0, synchronous=synchronous)
         assert make_plan(PlanRequest(model, gpus(*["K80"] * 8))).option.workers >= 1
+
+
+def test_a_class_of_no_machines_is_no_class() -> None:
+    some = NodeClass(name="some", count=2, cpus=4.0, mem_bytes=16 * GIB)
+    none = dataclasses.replace(some, name="none", count=0, cpus=8.0)
+    plan = make_plan(PlanRequest(profile([4 * MB] * 4, flops=1e8), Cluster((some, none))))
+    assert {task.node for task in plan.tasks} <= {"some-0", "some-1"}
