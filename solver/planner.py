@@ -58,7 +58,7 @@ class PlanProgress:
 
     Attributes:
         plan: the best so far, with its gap and without reasons.
-        placed: number of options placed or shown to be too slow.
+        placed: number of placements that were faster than all before.
     """
 
     plan: Plan
