@@ -15,11 +15,15 @@ from benchmarks.planning_methods.exhaustive import exhaust
 from dike.profile import Api, ModelProfile
 from dike.profiling.keras_profile import keras_profile
 from framework.project.profiling import load_profile
-from solver import Cluster, NodeClass, PlanRequest
+from solver import Cluster, NodeClass, Plan, PlanRequest
 from solver.baselines.setting import Setting
 from solver.comparison import compare
 from solver.drawing.figure_files import new_figure, save_figure
 from solver.evaluation import evaluate
+from solver.placement.naming import Assignment
+from solver.request import scenario_of
+from solver.resources import WorkerShape
+from solver.search.space import has_similar_workers
 from solver.units import GIB, SIMPLE_TIE_SHARE, SPEED_TIE_SHARE
 
 TITLE = "Per cent of the best throughput, by method"
@@ -37,6 +41,8 @@ NETWORKS_GBPS = (1, 10, 25)
 RANDOM_CLUSTERS = 300
 SEED = 2024
 HIGH_SHARE = 0.95
+MUCH_FASTER = 1 / (1 - SIMPLE_TIE_SHARE) + SPEED_TIE_SHARE
+"""Ratio of speeds that the preference for simple plans does not explain."""
 RESULTS = Path(__file__).parent / "results"
 CASES_PLOT, RANDOM_PLOT = RESULTS / "optimum_share.svg", RESULTS / "optimum_share_random.svg"
 COLOURS = {
@@ -60,12 +66,15 @@ class Case:
         shares: method -> speed relative to the fastest plan; with brute force also `ITERATIVE` and `IN_RULES`.
         brute_force: whether the iterative method, which refuses large clusters, has run.
         gap: upper bound of the relative gain of any placement over Dike's plan.
+        within_rules: speed of the fastest other method whose plan keeps Dike's rules, relative to Dike's plan; 0 if
+            none is much faster.
     """
 
     label: tuple[str, ...]
     shares: Mapping[str, float]
     brute_force: bool
     gap: float
+    within_rules: float
 
 
 def measure() -> Iterator[str]:
@@ -138,14 +147,14 @@ def _guarantee(cases: Sequence[Case]) -> str:
     others = [
         max(share for name, share in case.shares.items() if name != "dike") / case.shares["dike"] for case in cases
     ]
-    enough = 1 / (1 - SIMPLE_TIE_SHARE) + SPEED_TIE_SHARE
-    beaten = sum(ratio > enough for ratio in others)
-    gaps = [case.gap for case in cases]
-    proven = sum(not gap for gap in gaps)
+    beaten = sum(ratio > MUCH_FASTER for ratio in others)
+    within_rules = sum(case.within_rules > MUCH_FASTER for case in cases)
+    gaps = [case.gap for case in cases if case.gap]
+    proven = len(cases) - len(gaps)
     return (
-        f"In {beaten} of {len(cases)} cases another method is more than {enough - 1:.0%} faster than `dike` (at most "
-        f"by {max(0.0, max(others) - 1):.1%}). {proven} plans are proven within 5%; the gap of the others is "
-        f"{statistics.median(gaps):.1%} in the median, {max(gaps):.1%} at most."
+        f"In {beaten} of {len(cases)} cases another method is more than {MUCH_FASTER - 1:.0%} faster than `dike` (at "
+        f"most by {max(0.0, max(others) - 1):.1%}), in {within_rules} of these with a plan that keeps Dike's rules. "
+        f"{proven} plans are proven within 5%; the gap of the others is at most {max(gaps, default=0.0):.1%}."
     )
 
 
@@ -177,13 +186,27 @@ def _case(label: tuple[str, ...], request: PlanRequest) -> Case:
     rows = compare(request, planners=ALL_PLANNERS).rows
     shares = {row.method: row.share for row in rows}
     gap = next(row.gap for row in rows if row.method == "dike")
+    faster = [name for name in (*SHOWN, ITERATIVE) if shares[name] > shares["dike"] * MUCH_FASTER]
+    kept = [shares[name] for name in faster if _keeps_rules(request, ALL_PLANNERS[name](request))]
+    within_rules = max(kept, default=0.0) / shares["dike"]
     if not shares[ITERATIVE]:
-        return Case(label, {name: shares[name] for name in SHOWN}, brute_force=False, gap=gap)
+        shown = {name: shares[name] for name in SHOWN}
+        return Case(label, shown, brute_force=False, gap=gap, within_rules=within_rules)
     setting = Setting.of(request)
     choice = exhaust(setting, inside_rules=True)
     in_rules = evaluate(setting.scenario, choice.shape, choice.shards, choice.assignment).samples_per_s
     shares[IN_RULES] = in_rules / max(row.samples_per_s for row in rows)
-    return Case(label, {name: shares[name] for name in (*SHOWN, ITERATIVE, IN_RULES)}, brute_force=True, gap=gap)
+    shown = {name: shares[name] for name in (*SHOWN, ITERATIVE, IN_RULES)}
+    return Case(label, shown, brute_force=True, gap=gap, within_rules=within_rules)
+
+
+def _keeps_rules(request: PlanRequest, plan: Plan) -> bool:
+    """Whether a plan has one ps on a machine at most, and no asynchronous worker that is too slow."""
+    servers = tuple(task.node for task in plan.tasks if task.role == "ps")
+    workers = [task for task in plan.tasks if task.role == "worker"]
+    shapes = tuple(WorkerShape(task.gpus, task.cpus) for task in workers)
+    assignment = Assignment(servers, tuple(task.node for task in workers), None, shapes)
+    return len(set(servers)) == len(servers) and has_similar_workers(scenario_of(request), assignment)
 
 
 def _paper_cases(profiles: Mapping[tuple[str, str], ModelProfile], clusters: Mapping[str, Cluster]) -> Iterator[Case]:
