@@ -78,7 +78,11 @@ ANY_CASE = Case()
 
 
 class MachineArrays:
-    """Possibilities of machines with no ps or one; arrays are rows x ps x choices of workers."""
+    """Possibilities of machines with no ps or one; arrays are rows x ps x choices of workers.
+
+    Attributes:
+        key: tells the arrays of a search apart; set by the search.
+    """
 
     def __init__(
         self,
@@ -148,6 +152,7 @@ class MachineArrays:
         self.fits[[row.largest for row in rows], 1:] = False
         self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
         self._waited_s = 0.0
+        self.key: object = None
         self._fill_choices(space, of_row, free)
         self.steps = self.work + space.transfer_s
 

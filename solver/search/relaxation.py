@@ -26,7 +26,7 @@ import heapq
 import itertools
 import math
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -98,6 +98,10 @@ FIRST_EFFORT_FACTOR = 5.0
 """The first placement may take this many times the maximum effort."""
 WORKERS_PER_EFFORT = 5
 """Number of workers that are placed and rated in the time of one relaxed problem."""
+MAX_CACHED_CELLS = 3_000_000
+"""Cells of the arrays that are kept, ..."""
+MIN_CACHED = 8
+"""... but at least so many arrays."""
 MIN_SPEED = 1e-12
 """Minimum samples/s; lower bounds count as infeasible."""
 
@@ -255,6 +259,19 @@ class _Best:
         self.of_counts: dict[tuple[int, int], RatedPlan] = {}
         self.rated = 0
         self._on_better = on_better
+        self._arrays: OrderedDict[object, list[MachineArrays]] = OrderedDict()
+        self._cells = 0
+
+    def arrays(self, key: object, make: Callable[[], list[MachineArrays]]) -> list[MachineArrays]:
+        """The arrays with that key, made again if they were not used for long: all of them would fill the memory."""
+        if key not in self._arrays:
+            self._arrays[key] = make()
+            self._cells += _cells(self._arrays[key])
+            while self._cells > MAX_CACHED_CELLS and len(self._arrays) > MIN_CACHED:
+                _, oldest = self._arrays.popitem(last=False)
+                self._cells -= _cells(oldest)
+        self._arrays.move_to_end(key)
+        return self._arrays[key]
 
     def rate(self, space: Space, assignment: Assignment) -> None:
         """Improves and rates the placement, and keeps it if it is the fastest so far."""
@@ -274,21 +291,21 @@ class _Best:
                 self._on_better(plan, float(max(self.bound, self.open_bound, self.speed)))
 
 
+def _cells(arrays: Sequence[MachineArrays]) -> int:
+    return sum(each.room.size for each in arrays)
+
+
 class _Search:
     """Examines the cases of one space."""
 
     def __init__(self, space: Space, best: _Best) -> None:
         self._space, self._best = space, best
         self._scenario = space.scenario
-        self._optimistic: dict[tuple[int, Case], MachineArrays] = {}
-        self._real: dict[tuple[int, Case], list[MachineArrays]] = {}
-        self._base_arrays: dict[int, MachineArrays] = {}
-        self._base_real_arrays: dict[int, list[MachineArrays]] = {}
         self._loads: dict[int, float] = {}
         self._works: Floats = np.zeros(0)
         self._cards = sum(kind.count * kind.network_bytes_per_s for kind in self._scenario.kinds)
         self._seen: set[object] = set()
-        self._max_rates_tried: set[int] = set()
+        self._max_rates_tried: set[object] = set()
         self._tried: Counter[tuple[int, object]] = Counter()
 
     def place_on_single_machines(self) -> None:
@@ -498,24 +515,27 @@ class _Search:
 
     def _arrays(self, ps: int, case: Case = ANY_CASE) -> MachineArrays:
         """The machines in the optimistic reading."""
-        if (ps, case) not in self._optimistic:
-            if ps not in self._base_arrays:
-                kinds, shards = self._scenario.kinds, self._shards(ps)
-                rows = [Row(index, kind.count) for index, kind in enumerate(kinds)]
-                if len(kinds) == 1 and self._scenario.sizes.chief is not None:
-                    # One of the identical machines has the chief.
-                    others = kinds[0].count - 1
-                    rows = [Row(0, 1, chief=True), *([Row(0, others)] if others else [])]
-                ps_bytes = None
-                if ps == MORE_PS:
-                    ps_bytes = self._space.bytes_of_more_ps
-                elif shards.sizes[0] > MAX_SHARD_RATIO * shards.sizes[-1]:
-                    ps_bytes = float(shards.sizes[-1]), float(shards.sizes[0])
-                self._base_arrays[ps] = MachineArrays(
-                    self._space, rows, shards, optimistic=True, ps_bytes=ps_bytes, most_ps=ps or self._space.most_ps
-                )
-            self._optimistic[ps, case] = self._base_arrays[ps].limited_to(case)
-        return self._optimistic[ps, case]
+        key = self, "optimistic", ps
+        (arrays,) = self._best.arrays(
+            (*key, case), lambda: [self._best.arrays(key, lambda: [self._make_optimistic(ps)])[0].limited_to(case)]
+        )
+        return arrays
+
+    def _make_optimistic(self, ps: int) -> MachineArrays:
+        kinds, shards = self._scenario.kinds, self._shards(ps)
+        rows = [Row(index, kind.count) for index, kind in enumerate(kinds)]
+        if len(kinds) == 1 and self._scenario.sizes.chief is not None:
+            # One of the identical machines has the chief.
+            others = kinds[0].count - 1
+            rows = [Row(0, 1, chief=True), *([Row(0, others)] if others else [])]
+        ps_bytes = None
+        if ps == MORE_PS:
+            ps_bytes = self._space.bytes_of_more_ps
+        elif shards.sizes[0] > MAX_SHARD_RATIO * shards.sizes[-1]:
+            ps_bytes = float(shards.sizes[-1]), float(shards.sizes[0])
+        return MachineArrays(
+            self._space, rows, shards, optimistic=True, ps_bytes=ps_bytes, most_ps=ps or self._space.most_ps
+        )
 
     def first_bound(self, case: _SyncCase | _AsyncCase) -> float:
         """Bounds a case with the cards of all machines combined, and the largest shard on the fastest of them.
@@ -634,9 +654,9 @@ class _Search:
                 self._best.effort += arrays.effort
                 if found is not None:
                     yield trim_machines(arrays, found, some[index // len(prices)])
-        if id(arrays) in self._max_rates_tried:
+        if arrays.key in self._max_rates_tried:
             return
-        self._max_rates_tried.add(id(arrays))
+        self._max_rates_tried.add(arrays.key)
         # The maximum steps that the machines keep up with.
         max_steps_per_s = self._space.model.shared(self._loads[case.ps]).max_steps_per_s
         low, high, best = 0.0, min(max_steps_per_s, self._most_rate(case) / float(arrays.samples.min())), None
@@ -657,12 +677,18 @@ class _Search:
 
     def _real_arrays(self, ps: int, case: Case = ANY_CASE) -> list[MachineArrays]:
         """Arrays for each choice of the chief's machine and the machine of a far larger shard."""
-        if (ps, case) not in self._real:
-            if ps not in self._base_real_arrays:
-                self._base_real_arrays[ps] = list(self._make_real(ps))
-            found = [arrays.limited_to(case) for arrays in self._base_real_arrays[ps]]
-            self._real[ps, case] = [one for one in found if one.is_optimistic or one.fits[:, 0].all()]
-        return self._real[ps, case]
+        key = self, "real", ps
+
+        def make() -> list[MachineArrays]:
+            found = []
+            for place, base in enumerate(self._best.arrays(key, lambda: list(self._make_real(ps)))):
+                arrays = base.limited_to(case)
+                arrays.key = ps, case, place
+                if arrays.is_optimistic or arrays.fits[:, 0].all():
+                    found.append(arrays)
+            return found
+
+        return self._best.arrays((*key, case), make)
 
     @functools.cached_property
     def _holds_workers(self) -> list[bool]:
@@ -711,7 +737,7 @@ class _Search:
                         yield MachineArrays(self._space, rows, shards, optimistic=True)
 
     def _assign_and_rate(self, ps: int, arrays: MachineArrays, found: RelaxedOptimum, most: int) -> None:
-        key = id(arrays), found.states, most
+        key = arrays.key, found.states, most
         if key in self._seen:
             return
         self._seen.add(key)
