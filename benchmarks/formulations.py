@@ -130,7 +130,7 @@ def literal(instance: Instance, *, strengthened: bool = False) -> Solved | None:
     for task in (*ps, *workers):
         builder.equation(task, 1)
     for i in nodes:
-        for have, of_ps, of_worker in zip(_amounts(kind), _amounts(server), _amounts(worker), strict=True):
+        for have, of_ps, of_worker in zip(kind.amounts, server.amounts, worker.amounts, strict=True):
             needs = dict.fromkeys((task[i] for task in ps), float(of_ps))
             builder.row(needs | dict.fromkeys((task[i] for task in workers), float(of_worker)), upper=have)
         builder.row({task[i]: 1.0 for task in ps}, upper=1)
@@ -216,8 +216,3 @@ def _cell(solved: Solved | None, seconds: float) -> str:
     if not solved.proven:
         return f"not proven in {TIME_LIMIT_S:.0f} s"
     return f"{seconds:.4f}" if seconds < 0.01 else f"{seconds:.3f}" if seconds < 1 else f"{seconds:.1f}"
-
-
-def _amounts(task: object) -> tuple[int, int, int, int]:
-    """CPUs, memory, disk and GPUs of a task or a machine."""
-    return tuple(int(getattr(task, name)) for name in ("cpu_millis", "mem_mb", "disk_mb", "gpus"))  # type: ignore[return-value]

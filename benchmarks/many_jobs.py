@@ -16,8 +16,9 @@ from solver.choices import Order
 from solver.hardware import known_hardware
 from solver.jobs import JobsPlan, PlanJob, plan_jobs
 from solver.jobs.forms import Form, FormCatalogue
-from solver.jobs.free_capacity import NOTHING, Amounts, capacity, plus
+from solver.jobs.free_capacity import NOTHING, plus
 from solver.nodes import node_kinds
+from solver.resources import Amounts
 from solver.units import GIB
 
 TITLE = "Many jobs at once"
@@ -210,7 +211,7 @@ def least_total_s(jobs: Sequence[PlanJob], cluster: Cluster, bound_s: float) -> 
             if min(map(min, left)) >= 0:
                 try_from(index + 1, spent_s + time_s, left)
 
-    try_from(0, 0.0, tuple(capacity(kinds[machine]) for machine in machines))
+    try_from(0, 0.0, tuple(kinds[machine].amounts for machine in machines))
     return least
 
 
@@ -225,7 +226,7 @@ def _placements(job: PlanJob, forms: Sequence[Form], machines: Sequence[int]) ->
                 if any(count and not form.usable[kind] for count, kind in zip(at_workers, machines, strict=True)):
                     continue
                 held = [form.needs_on(ps, w, p) for w, p in zip(at_workers, at_ps, strict=True)]
-                if any(min(plus(capacity(kinds[k]), need, -1)) < 0 for k, need in zip(machines, held, strict=True)):
+                if any(min(plus(kinds[k].amounts, need, -1)) < 0 for k, need in zip(machines, held, strict=True)):
                     continue
                 hosts = [host for host in zip(machines, at_workers, at_ps, strict=True) if host[1] + host[2]]
                 time_s = job.samples / form.evaluate(hosts).samples_per_s

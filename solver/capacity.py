@@ -24,9 +24,7 @@ class Machines:
         self.kinds = tuple(kinds)
         self.counts = np.array([kind.count for kind in kinds], dtype=np.int64)
         self.network_bytes_per_s = np.array([kind.network_bytes_per_s for kind in kinds])
-        self._have = np.array(
-            [(kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus) for kind in kinds], dtype=np.int64
-        )
+        self._have = np.array([kind.amounts for kind in kinds], dtype=np.int64)
 
     def capacity(self, tasks: Sequence[TaskResources], loads: Sequence[Sequence[TaskResources]] = ((),)) -> Ints:
         """Number of tasks of each size that fit on one machine beside each load; as `NodeKind.room_for`.
@@ -38,15 +36,11 @@ class Machines:
         free = self._have[:, None, :] - taken
         most = np.empty((len(self.kinds), len(tasks), len(loads)), dtype=np.int64)
         for index, task in enumerate(tasks):
-            need = np.array(_amounts(task), dtype=np.int64)
+            need = np.array(task.amounts, dtype=np.int64)
             wanted = need > 0
             most[:, index] = (free[:, :, wanted] // need[wanted]).min(axis=2)
         return np.where(free.min(axis=2)[:, None, :] < 0, -1, most)
 
 
 def _columns(load: Sequence[TaskResources]) -> list[tuple[int, ...]]:
-    return list(zip(*(_amounts(task) for task in load), strict=True)) if load else [()] * 4
-
-
-def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
-    return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus
+    return list(zip(*(task.amounts for task in load), strict=True)) if load else [()] * 4

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from solver.cluster import Cluster
-from solver.resources import TaskResources
+from solver.resources import Amounts, TaskResources
 from solver.units import BYTES_PER_S_PER_GBPS, MIB
 
 
@@ -36,6 +36,11 @@ class NodeKind:
     @property
     def cpus(self) -> float:
         return self.cpu_millis / 1000
+
+    @property
+    def amounts(self) -> Amounts:
+        """All four resources of one empty machine."""
+        return self.cpu_millis, self.mem_mb, self.disk_mb, self.gpus
 
     def room_for(self, task: TaskResources, taken: Sequence[TaskResources] = ()) -> int:
         """Number of such tasks that fit on one machine beside `taken`; -1 if `taken` itself does not fit."""

@@ -24,6 +24,9 @@ ACTIVATION_BYTES_PER_FLOP = 1 / 64
 PREFETCHED_BATCHES = 4
 CHECKPOINTS_KEPT = 3
 
+Amounts = tuple[int, int, int, int]
+"""Thousandths of a CPU, MiB of memory, MiB of disk, GPUs."""
+
 
 @dataclass(frozen=True)
 class TaskResources:
@@ -43,6 +46,11 @@ class TaskResources:
     def cpu_millis(self) -> int:
         """CPUs in thousandths, the precision of Mesos, rounded up."""
         return math.ceil(self.cpus * 1000 - 1e-6)
+
+    @property
+    def amounts(self) -> Amounts:
+        """All four resources."""
+        return self.cpu_millis, self.mem_mb, self.disk_mb, self.gpus
 
 
 @dataclass(frozen=True, order=True)

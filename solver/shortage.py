@@ -52,14 +52,6 @@ def smallest_tasks(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSiz
     return tasks
 
 
-def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
-    return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus
-
-
-def _capacity(kind: NodeKind) -> tuple[int, int, int, int]:
-    return kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus
-
-
 def _shown(resource: int, amount: float) -> str:
     if resource == 0:
         return f"{amount / 1000:g} CPUs"
@@ -69,16 +61,16 @@ def _shown(resource: int, amount: float) -> str:
 
 
 def _no_machine_holds(name: str, task: TaskResources, kinds: Sequence[NodeKind]) -> str:
-    need = _amounts(task)
+    need = task.amounts
     if any(kind.room_for(task) > 0 for kind in kinds):
         return ""
 
     # The machine with the smallest shortage, by its worst resource.
     def lack(kind: NodeKind) -> float:
-        return max((n - c) / n for n, c in zip(need, _capacity(kind), strict=True) if n)
+        return max((n - c) / n for n, c in zip(need, kind.amounts, strict=True) if n)
 
     best = min(kinds, key=lack)
-    have = _capacity(best)
+    have = best.amounts
     worst = max((r for r in range(4) if need[r]), key=lambda r: (need[r] - have[r]) / need[r])
     return (
         f"{name[0].upper()}{name[1:]} needs {_shown(worst, need[worst])} and the best machine ('{best.names[0]}') has "
@@ -88,8 +80,8 @@ def _no_machine_holds(name: str, task: TaskResources, kinds: Sequence[NodeKind])
 
 def _together(tasks: Sequence[tuple[str, TaskResources]], kinds: Sequence[NodeKind]) -> str:
     names = ", ".join(f"one {name}" for name, _ in tasks)
-    need = [sum(_amounts(task)[r] for _, task in tasks) for r in range(4)]
-    have = [sum(_capacity(kind)[r] * kind.count for kind in kinds) for r in range(4)]
+    need = [sum(task.amounts[r] for _, task in tasks) for r in range(4)]
+    have = [sum(kind.amounts[r] * kind.count for kind in kinds) for r in range(4)]
     worst = max((r for r in range(4) if need[r]), key=lambda r: (need[r] - have[r]) / need[r])
     if need[worst] > have[worst]:
         return (
@@ -100,7 +92,7 @@ def _together(tasks: Sequence[tuple[str, TaskResources]], kinds: Sequence[NodeKi
     largest = max(tasks, key=lambda item: item[1].mem_mb)
     room = max(kinds, key=lambda kind: kind.room_for(largest[1]))
     others = [task for _, task in tasks if task is not largest[1]]
-    short = [sum(_amounts(task)[r] for task in [largest[1], *others]) - _capacity(room)[r] for r in range(4)]
+    short = [sum(task.amounts[r] for task in [largest[1], *others]) - room.amounts[r] for r in range(4)]
     tight = max((r for r in range(4) if need[r]), key=lambda r: short[r] / need[r])
     if short[tight] <= 0:
         return f"The smallest job ({names}) fits, but its steps would take longer than a number can express."

@@ -28,7 +28,7 @@ from framework.scheduler.amounts import Amounts, total
 from framework.scheduler.background import Background
 from framework.scheduler.feasibility import nodes_for
 from framework.scheduler.job import JobEntry, Need, Resizable
-from solver.jobs.free_capacity import Amounts as TaskAmounts
+from solver.resources import Amounts as TaskAmounts
 
 logger = logging.getLogger(__name__)
 

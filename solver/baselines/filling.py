@@ -14,7 +14,7 @@ from solver.resources import TaskResources
 
 
 def capacity_for(free: Ints, task: TaskResources) -> Ints:
-    need = amounts(task)
+    need = np.array(task.amounts)
     rooms: Ints = (free[:, need > 0] // need[need > 0]).min(axis=1)
     return rooms
 
@@ -50,7 +50,7 @@ def _fill(free: Ints, tasks: Sequence[TaskResources], *, in_rotation: bool) -> t
     machines = np.empty(len(tasks), dtype=np.int64)
     turn = 0
     for index, task in enumerate(tasks):
-        need = amounts(task)
+        need = np.array(task.amounts)
         fits = np.roll((free >= need).all(axis=1), -turn)
         if not fits.any():
             return None
@@ -60,8 +60,3 @@ def _fill(free: Ints, tasks: Sequence[TaskResources], *, in_rotation: bool) -> t
         if in_rotation:
             turn = machine + 1
     return machines, free
-
-
-def amounts(task: TaskResources) -> Ints:
-    """Resources of the task, in the columns of the free resources."""
-    return np.array((task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.baselines.filling import amounts, capacity_for
+from solver.baselines.filling import capacity_for
 from solver.baselines.setting import SPEED_TOLERANCE, BaselineChoice, MachineIndices, Setting
 from solver.baselines.speeds import Speeds
 from solver.capacity import Ints
@@ -38,7 +38,7 @@ def optimus(setting: Setting) -> BaselineChoice:
         speeds_of = Speeds(setting, shape)
         for ps in range(1, most_ps + 1):
             shards = setting.scenario.shards(ps)
-            tasks = np.array([amounts(task) for task in setting.ps_tasks(shards)])
+            tasks = np.array([task.amounts for task in setting.ps_tasks(shards)])
             reached = 0
             for used in range(1, len(servers.machines) + 1):
                 # Fewer workers fit on fewer servers.

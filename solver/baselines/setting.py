@@ -105,7 +105,7 @@ class Setting:
             InfeasibleError: if no machine can hold the chief.
         """
         kinds = self.scenario.kinds
-        free = np.array([(kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus) for kind in kinds])[self.kind_of]
+        free = np.array([kind.amounts for kind in kinds])[self.kind_of]
         chief = self.scenario.sizes.chief
         if chief is None:
             return free, None

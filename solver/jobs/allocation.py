@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.jobs.forms import Form
-from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity
+from solver.jobs.free_capacity import NOTHING, FreeCapacity
 from solver.jobs.job import PlanJob
 from solver.jobs.speed import Addition, GainTable
+from solver.resources import Amounts
 from solver.units import SPEED_TIE_SHARE
 
 Counts = tuple[int, int]

@@ -16,13 +16,13 @@ from solver.allreduce import gang_step
 from solver.cluster import Cluster
 from solver.evaluation import Evaluation, evaluate
 from solver.hardware import Hardware
-from solver.jobs.free_capacity import NOTHING, Amounts, amounts, capacity, plus
+from solver.jobs.free_capacity import NOTHING, plus
 from solver.jobs.job import PlanJob
 from solver.jobs.speed import GainTable, GangTable, JobTaskAmounts, SpeedTable, even_spread
 from solver.nodes import NodeKind
 from solver.options import cpus_per_gpu
 from solver.placement.naming import Assignment
-from solver.resources import CPU_STEP, TaskSizes, WorkerShape
+from solver.resources import CPU_STEP, Amounts, TaskSizes, WorkerShape
 from solver.scenario import Scenario
 from solver.shards import useful_ps_count
 
@@ -100,7 +100,7 @@ class Form:
 
     def _spread(self, workers: int, ps: int) -> Iterator[Spread]:
         kinds = [kind for kind, use in zip(self.scenario.kinds, self.usable, strict=True) if use]
-        largest = [max(have) for have in zip(*map(capacity, kinds), strict=True)]
+        largest = [max(have) for have in zip(*(kind.amounts for kind in kinds), strict=True)]
         ps = 0 if self.is_gang else ps
         total = self.needs.of(workers, ps)
         fewest = max(-(-need // have) for need, have in zip(total, largest, strict=True) if have)
@@ -230,18 +230,18 @@ class FormCatalogue:
         if not sum(rooms):
             return
         workers = min(limit, sum(rooms))
-        total = functools.reduce(lambda sum_, kind: plus(sum_, capacity(kind), kind.count), pool, NOTHING)
+        total = functools.reduce(lambda sum_, kind: plus(sum_, kind.amounts, kind.count), pool, NOTHING)
         usual = pool[rooms.index(max(rooms))]
         if is_gang:
-            needs = JobTaskAmounts(amounts(worker), (NOTHING,), NOTHING)
+            needs = JobTaskAmounts(worker.amounts, (NOTHING,), NOTHING)
             most, room = min(workers, scenario.profile.batch_size), usual.room_for(worker)
             gangs = GangTable(scenario.model(shape), usual, needs, room, most, total)
             yield Form(scenario, shape, gpu_model, usable, needs, gangs, is_gang=True)
             return
         most_ps = useful_ps_count(scenario.profile, min(sum(kind.count for kind in self._kinds), workers))
-        each_ps = tuple(amounts(scenario.sizes.ps(scenario.shards(ps).sizes[0])) for ps in range(1, most_ps + 1))
+        each_ps = tuple(scenario.sizes.ps(scenario.shards(ps).sizes[0]).amounts for ps in range(1, most_ps + 1))
         chief = scenario.sizes.chief
-        needs = JobTaskAmounts(amounts(worker), each_ps, NOTHING if chief is None else amounts(chief))
+        needs = JobTaskAmounts(worker.amounts, each_ps, NOTHING if chief is None else chief.amounts)
         table = SpeedTable(scenario.model(shape), usual, needs, scenario.shards, workers, total)
         yield Form(scenario, shape, gpu_model, usable, needs, table)
 

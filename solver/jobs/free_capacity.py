@@ -15,24 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.nodes import NodeKind
-from solver.resources import TaskResources
+from solver.resources import Amounts
 
-Amounts = tuple[int, int, int, int]
-"""Thousandths of a CPU, MiB of memory, MiB of disk, GPUs."""
 NOTHING: Amounts = (0, 0, 0, 0)
 _INITIAL_ROWS = 16
 _UNLIMITED = 2**62
 _MAX_CPU_MILLIS, _MAX_MEM_MIB = 2**24 - 1, 2**30 - 1
 """Caps for the sort key of machines, in thousandths of a CPU and MiB; both fit one integer with GPUs."""
-
-
-def amounts(task: TaskResources) -> Amounts:
-    return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus
-
-
-def capacity(kind: NodeKind) -> Amounts:
-    """Resources of one empty machine."""
-    return kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus
 
 
 def plus(one: Amounts, other: Amounts, times: int = 1) -> Amounts:
@@ -88,7 +77,7 @@ class FreeCapacity:
         self._row_of: list[int] = []
         self._spans: dict[bytes, list[tuple[int, int, bool]]] = {}
         for machine, index in enumerate(self.kind_of):
-            key = index, capacity(kinds[index])
+            key = index, kinds[index].amounts
             row = self._rows[key] if key in self._rows else self._add_row(key)
             self._members[row][machine] = None
             self._count[row] += 1

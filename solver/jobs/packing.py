@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.jobs.forms import Form, Spread
-from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity
+from solver.jobs.free_capacity import NOTHING, FreeCapacity
+from solver.resources import Amounts
 
 
 class Host(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from solver.jobs.forms import Form
-from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity
+from solver.jobs.free_capacity import NOTHING, FreeCapacity
 from solver.jobs.job import PlanJob
-from solver.resources import TaskSizes, gpu_bytes
+from solver.resources import Amounts, TaskSizes, gpu_bytes
 from solver.units import MIB, format_bytes
 
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.allreduce import steps_on
-from solver.jobs.free_capacity import Amounts
 from solver.nodes import NodeKind
 from solver.rate_arrays import PlacementArrays, link_ceilings, total_rates
+from solver.resources import Amounts
 from solver.shards import Shards
 from solver.step_time import StepModel
 
@@ -204,7 +204,7 @@ class GangTable(GainTable):
 
 def _fewest(w: Ints, p: Ints, worker: Ints, each_ps: Ints, kind: NodeKind) -> Ints:
     """Fewest machines of the kind that hold the tasks evenly; one for each task if no even spread fits."""
-    have = np.array([kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus])
+    have = np.array(kind.amounts)
     need = w[..., None] * worker + p[..., None] * each_ps
     asked = (need > 0).any(axis=(0, 1))
     lowest = -(-need[..., asked] // np.maximum(have[asked], 1))

@@ -11,9 +11,10 @@ import numpy as np
 from dike.exceptions import BadInputError
 from solver.calibration.nnls import Floats
 from solver.jobs.allocation import Counts, GrowableJob, grow_by_gain
-from solver.jobs.free_capacity import NOTHING, Amounts
+from solver.jobs.free_capacity import NOTHING
 from solver.jobs.job import check_names
 from solver.jobs.speed import GainTable, Ints, JobTaskAmounts
+from solver.resources import Amounts
 
 YOUNG_GAIN_FACTOR = 0.95
 """Factor on the gains of young jobs, whose predictions are the least certain (Optimus, section 4.1)."""

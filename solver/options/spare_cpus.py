@@ -24,7 +24,7 @@ def without_spare_cpus(
     most = 1 + math.floor(max(kind.cpus for kind in kinds) / sizes.helper_cpus)
     helper = TaskResources(sizes.helper_cpus, mem_mb=0, disk_mb=0)
     ordered = sorted(set(shapes))
-    alike = {(kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus): kind for kind in kinds}
+    alike = {kind.amounts: kind for kind in kinds}
     loads = [[helper] * number for number in range(most + 1)]
     room = Machines(list(alike.values())).capacity([sizes.worker(shape) for shape in ordered], loads)
     chosen: dict[tuple[int, bytes], WorkerShape] = {}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from solver.capacity import Ints
 from solver.placement.naming import Assignment
 from solver.rate_arrays import PlacementArrays, total_rates, waits_s
-from solver.resources import TaskResources, WorkerShape
+from solver.resources import WorkerShape
 from solver.scenario import Scenario
 from solver.shards import Shards
 
@@ -78,21 +78,21 @@ class _Place:
         kind_of = scenario.kind_of
         index = {name: number for number, name in enumerate(names)}
         kinds = [kind_of[name] for name in names]
-        have = np.array([(kind.cpu_millis, kind.mem_mb, kind.disk_mb) for kind in kinds])
+        have = np.array([kind.amounts[:3] for kind in kinds])
         near = Counter(zip(assignment.workers, assignment.shapes_of_workers(shape), strict=True))
         own: list[list[tuple[float, int]]] = [[] for _ in names]
         for (name, each), number in near.items():
-            have[index[name]] -= number * np.array(_amounts(sizes.worker(each)))
+            have[index[name]] -= number * np.array(sizes.worker(each).amounts[:3])
             own[index[name]].append((scenario.model(each).work_s(kind_of[name]), number))
         if assignment.chief is not None and sizes.chief is not None:
-            have[index[assignment.chief]] -= np.array(_amounts(sizes.chief))
+            have[index[assignment.chief]] -= np.array(sizes.chief.amounts[:3])
         racks: dict[str | None, list[int]] = {}
         for number, kind in enumerate(kinds):
             racks.setdefault(kind.rack, []).append(number)
         across = scenario.cluster.across_racks_gbps is not None
         return cls(
             sizes=np.array(shards.sizes, dtype=np.float64),
-            needs=np.array([_amounts(sizes.ps(size)) for size in shards.sizes]),
+            needs=np.array([sizes.ps(size).amounts[:3] for size in shards.sizes]),
             have=have,
             cards=np.array([kind.network_bytes_per_s for kind in kinds]),
             workers=np.array([sum(number for _, number in entries) for entries in own]),
@@ -162,7 +162,3 @@ class _Place:
                 own[:, machine] += number / (work_s + remote)
         shared = model.shared(self.load, self.scenario.uplink_bytes_per_s)
         return 1 / np.maximum(total_rates(PlacementArrays(own, stored, self.cards, shared, racks=self.racks)), 1e-12)
-
-
-def _amounts(task: TaskResources) -> tuple[int, int, int]:
-    return task.cpu_millis, task.mem_mb, task.disk_mb

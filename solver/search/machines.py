@@ -36,7 +36,7 @@ PIECES_PER_PS = 20
 MAX_CELLS = 20_000
 """... up to this number for all kinds of machines together, ..."""
 MIN_PIECES = 100
-"""... but at least so many."""
+"""... but at least this number."""
 NO_RESOURCES = TaskResources(1e-3, 0, 0)
 """Smallest task, to examine whether others fit."""
 
@@ -81,7 +81,7 @@ class MachineArrays:
     """Possibilities of machines with no ps or one; arrays are rows x ps x choices of workers.
 
     Attributes:
-        key: tells the arrays of a search apart; set by the search.
+        key: identifies the arrays within a search; set by the search.
     """
 
     def __init__(
@@ -137,16 +137,16 @@ class MachineArrays:
             for row in rows
         ]
         self.base = np.array([float(shards.sizes[0]) if row.largest else 0.0 for row in rows])
-        have = np.array([(kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus) for kind in of_row])
-        have = have - np.array([np.sum([amounts(task) for task in tasks] or [(0, 0, 0, 0)], axis=0) for tasks in taken])
+        have = np.array([kind.amounts for kind in of_row])
+        have = have - np.array([np.sum([task.amounts for task in tasks] or [(0, 0, 0, 0)], axis=0) for tasks in taken])
         if self.has_pieces:
             # A ps takes whole MiB.
             needs = np.array(
-                [(0, 0, 0, 0), *(amounts(sizes.ps(max(0, int(size) - MIB))) for size in self.low[1:].tolist())]
+                [(0, 0, 0, 0), *(sizes.ps(max(0, int(size) - MIB)).amounts for size in self.low[1:].tolist())]
             )
         else:
             held = (rest[-1] if optimistic else rest[0]) if rest else 0
-            needs = np.array([(0, 0, 0, 0), amounts(sizes.ps(held))])
+            needs = np.array([(0, 0, 0, 0), sizes.ps(held).amounts])
         free = have[:, None, :] - needs[None, :, :]
         self.fits = (free >= 0).all(axis=2) & is_possible
         self.fits[[row.largest for row in rows], 1:] = False
@@ -182,7 +182,7 @@ class MachineArrays:
         kinds = np.array([row.kind for row in self.rows], dtype=np.int64)
         for shape in space.gpu_shapes:
             model = scenario.model(shape)
-            need = np.array(amounts(sizes.worker(shape)))
+            need = np.array(sizes.worker(shape).amounts)
             room = (free[:, :, need > 0] // need[need > 0]).min(axis=2)
             hosts = space.hosts(shape)[kinds]
             rooms.append(np.where(hosts[:, None], room, 0))
@@ -191,7 +191,7 @@ class MachineArrays:
             samples.append(model.samples_per_step)
             cpus.append(np.full(room.shape, shape.cpus))
         if space.cpu_workers:
-            need = np.array(amounts(sizes.worker(WorkerShape(0, CPU_STEP))))[1:3]
+            need = np.array(sizes.worker(WorkerShape(0, CPU_STEP)).amounts)[1:3]
             # A GPU or its machine may be too small for any worker.
             hosts_gpus = np.any([room[:, 0] > 0 for room in rooms], axis=0) if rooms else np.zeros(len(of_row), bool)
             allowed = np.array([not kind.gpus for kind in of_row]) | ~hosts_gpus
@@ -305,7 +305,3 @@ class MachineArrays:
         ]
         with np.errstate(divide="ignore"):
             return np.where(self.room > 0, 1 / (self.work + np.minimum.reduce(transfer)), 0.0)
-
-
-def amounts(task: TaskResources) -> tuple[int, int, int, int]:
-    return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus

@@ -23,7 +23,7 @@ MIN_BONUS_SHARE = 1e-3
 BONUS_FACTOR = 4.0
 """... it rises by this factor ..."""
 MAX_BONUSES = 12
-"""... so often."""
+"""... at most this number of times."""
 
 Numbers = tuple[Ints, Ints, Ints]
 """Rows, ps on a machine, and number of machines with these."""
@@ -147,7 +147,7 @@ def _with_more_workers(arrays: MachineArrays, found: RelaxedOptimum, fewest: flo
         if found.workers >= fewest:
             return replace(found, value=bound)
         bonus *= BONUS_FACTOR
-    # The bonus outweighs all else, and so many workers do not fit.
+    # The bonus outweighs all else, and the minimum of workers does not fit.
     return None
 
 

@@ -49,7 +49,7 @@ MAX_HOST_KINDS = 3
 MAX_KINDS_WITH_SEVERAL_HOSTS = 6
 """... if there are at most this many kinds; ..."""
 MIN_HOST_KINDS = 2
-"""... else so many."""
+"""... else this number."""
 MAX_UNEQUAL_SHARDS = 6
 """Maximum number of unequal shards for which the optimistic reading is also placed."""
 MAX_SLOWEST_TIMES = 12
@@ -101,7 +101,7 @@ WORKERS_PER_EFFORT = 5
 MAX_CACHED_CELLS = 3_000_000
 """Cells of the arrays that are kept, ..."""
 MIN_CACHED = 8
-"""... but at least so many arrays."""
+"""... but at least this number of arrays."""
 MIN_SPEED = 1e-12
 """Minimum samples/s; lower bounds count as infeasible."""
 
@@ -245,7 +245,7 @@ class _SyncCase:
 
 
 class _Best:
-    """The fastest placement so far, and what is known of the others.
+    """The fastest placement so far, and bounds for the others.
 
     Attributes:
         speed: its speed, or the known one.

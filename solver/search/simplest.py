@@ -37,7 +37,7 @@ MAX_COMBINATIONS = 20_000
 MAX_PROGRAM_S = 2.0
 """Time limit of one program."""
 SLACK = 1e-7
-"""Relative; a program that requires so much more has a margin for the solver's rounding."""
+"""Relative; a program that requires this share more has a margin for the solver's rounding."""
 
 
 class Simplest:

@@ -13,7 +13,8 @@ from benchmarks.simulation.jobs.scheduler import PlacedJob, Scheduler
 from benchmarks.simulation.jobs.workload import SimulatedJob
 from framework.policies.jobs.interface import TaskNeeds
 from solver.choices import Sharding
-from solver.jobs.free_capacity import NOTHING, Amounts
+from solver.jobs.free_capacity import NOTHING
+from solver.resources import Amounts
 from solver.shards import DEFAULT_SHARDING
 
 CURVE = TrueCurve(epochs=20, rate=0.5, power=1.0, floor=0.1, noise=0.0)

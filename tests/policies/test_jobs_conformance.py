@@ -18,7 +18,8 @@ from framework.policies.jobs.registry import POLICIES
 from framework.policies.jobs.rules import drop_unprofitable_changes
 from framework.policies.jobs.users import user_limits
 from framework.service.options import AllocationName
-from solver.jobs.free_capacity import NOTHING, Amounts, plus
+from solver.jobs.free_capacity import NOTHING, plus
+from solver.resources import Amounts
 from tests.properties import examples
 
 each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())

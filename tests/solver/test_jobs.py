@@ -22,12 +22,12 @@ from solver.gang import evaluated
 from solver.hardware import known_hardware
 from solver.jobs import JobsPlan, PlanJob, plan_jobs
 from solver.jobs.forms import FormCatalogue
-from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity, plus
+from solver.jobs.free_capacity import NOTHING, FreeCapacity, plus
 from solver.jobs.packing import Packer
 from solver.jobs.speed import even_spread
 from solver.nodes import node_kinds
 from solver.request import scenario_of
-from solver.resources import WorkerShape
+from solver.resources import Amounts, WorkerShape
 from solver.units import GIB, MIB
 from tests.properties import examples
 from tests.solver.solver_cases import MB, digits, k80, machines, profile

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError
-from solver.jobs.free_capacity import NOTHING, Amounts, plus
+from solver.jobs.free_capacity import NOTHING, plus
 from solver.online import OnlineJob, allocate
 from solver.online.speed import Counts
+from solver.resources import Amounts
 from tests.properties import examples
 
 WORKER: Amounts = (1000, 1024, 0, 1)

@@ -18,8 +18,8 @@ from benchmarks.simulation.jobs.workload import SimulatedJob
 from framework.policies.jobs.interface import Counts
 from solver.calibration.nnls import Floats
 from solver.choices import Sharding
-from solver.jobs.free_capacity import Amounts
 from solver.online import ConvergenceModel, SpeedModel, sample_sizes
+from solver.resources import Amounts
 
 REPORTS = 10
 """Losses that a job reports in a round."""

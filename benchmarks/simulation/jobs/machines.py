@@ -10,9 +10,10 @@ from typing import NamedTuple
 from dike.exceptions import BadInputError
 from framework.policies.jobs.interface import Counts, TaskNeeds, fits
 from solver.cluster import Cluster, NodeClass
-from solver.jobs.free_capacity import NOTHING, Amounts, capacity, plus
+from solver.jobs.free_capacity import NOTHING, plus
 from solver.jobs.speed import even_spread
 from solver.nodes import node_kinds
+from solver.resources import Amounts
 from solver.units import GIB
 
 Layout = tuple[Counts, ...]
@@ -74,7 +75,7 @@ class Machines:
     @property
     def capacity(self) -> Amounts:
         """Resources of one machine."""
-        return capacity(node_kinds(self.cluster())[0])
+        return node_kinds(self.cluster())[0].amounts
 
     @property
     def total(self) -> Amounts:

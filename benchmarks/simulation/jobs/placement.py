@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.simulation.jobs.machines import Host, Hosts
 from framework.policies.jobs.interface import Counts, TaskNeeds, fits
-from solver.jobs.free_capacity import NOTHING, Amounts, plus
+from solver.jobs.free_capacity import NOTHING, plus
 from solver.jobs.speed import even_spread
+from solver.resources import Amounts
 
 Place = Callable[[TaskNeeds, Counts, Sequence[Amounts]], Hosts | None]
 """(resources of the tasks, numbers of tasks, free resources of each machine) -> placement."""

@@ -13,7 +13,8 @@ from dike.exceptions import BadInputError
 from framework.policies.jobs.interface import Allocate, Counts, JobView
 from framework.policies.jobs.registry import POLICIES
 from solver.choices import Sharding
-from solver.jobs.free_capacity import Amounts, plus
+from solver.jobs.free_capacity import plus
+from solver.resources import Amounts
 
 ALLOCATIONS: dict[str, Allocate] = {
     "gain": POLICIES["optimus"],

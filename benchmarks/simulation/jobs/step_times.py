@@ -12,7 +12,6 @@ from framework.policies.jobs.interface import TaskNeeds
 from solver.choices import Sharding
 from solver.evaluation import evaluate
 from solver.hardware import Hardware, known_hardware
-from solver.jobs.free_capacity import amounts
 from solver.options import cpus_per_gpu
 from solver.placement.naming import Assignment
 from solver.resources import CPU_STEP, WorkerShape
@@ -51,7 +50,7 @@ class StepTimes:
         """Resources of the tasks; a ps has room for the whole model."""
         scenario = self._scenario(self._profile.batch_size, DEFAULT_SHARDING)
         return TaskNeeds(
-            amounts(scenario.sizes.worker(self.shape)), amounts(scenario.sizes.ps(scenario.shards(1).sizes[0]))
+            scenario.sizes.worker(self.shape).amounts, scenario.sizes.ps(scenario.shards(1).sizes[0]).amounts
         )
 
     def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding) -> float:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from solver.calibration.nnls import Floats
-from solver.jobs.free_capacity import NOTHING, Amounts, plus
+from solver.jobs.free_capacity import NOTHING, plus
+from solver.resources import Amounts
 
 Counts = tuple[int, int]
 """Workers and parameter servers of a job; no parameter servers with all-reduce."""

@@ -6,8 +6,9 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from framework.policies.jobs.interface import Account, Allocation, JobView, Limits, fits, share_of
-from solver.jobs.free_capacity import Amounts, plus
+from solver.jobs.free_capacity import plus
 from solver.online import OnlineJob, allocate
+from solver.resources import Amounts
 
 MIN_REMAINING_S = 1.0
 """Lower bound of a job's remaining time when gains are weighted by it."""

@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from framework.policies.jobs.interface import Account, JobView, share_of
-from solver.jobs.free_capacity import NOTHING, Amounts
+from solver.jobs.free_capacity import NOTHING
+from solver.resources import Amounts
 
 
 def user_limits(jobs: Sequence[JobView], total: Amounts, weight: Callable[[str], float]) -> dict[str, float]:

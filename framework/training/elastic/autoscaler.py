@@ -410,9 +410,9 @@ class JobModels:
             useful = useful_ps_count(spec.profile, min(self.max_workers, MAX_PS), spec.planning.sharding)
             self.max_ps = max(plan.option.ps, useful)
         self.amounts = JobTaskAmounts(
-            worker=_amounts(self.worker),
-            ps=(_amounts(plan.option.ps_task),) * self.max_ps or (NOTHING,),
-            chief=NOTHING if plan.option.chief is None else _amounts(plan.option.chief),
+            worker=self.worker.amounts,
+            ps=(plan.option.ps_task.amounts,) * self.max_ps or (NOTHING,),
+            chief=NOTHING if plan.option.chief is None else plan.option.chief.amounts,
         )
         table = _predicted(spec, plan, nodes, self.max_workers, self.amounts)
         self._speed = SpeedModel(
@@ -538,12 +538,8 @@ def _predicted(
     kind = max(scenario.kinds, key=lambda kind: (kind.gpus, kind.cpu_millis))
     model = scenario.model(WorkerShape(worker.gpus, worker.cpus))
     if plan.is_plain:
-        return GangTable(model, kind, needs, kind.room_for(worker), max_workers, _amounts(worker))
-    return SpeedTable(model, kind, needs, scenario.shards, max_workers, _amounts(worker))
-
-
-def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
-    return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus
+        return GangTable(model, kind, needs, kind.room_for(worker), max_workers, worker.amounts)
+    return SpeedTable(model, kind, needs, scenario.shards, max_workers, worker.amounts)
 
 
 class ShrinkHistory:
